@@ -1,7 +1,4 @@
-"""Which tokens of a step have which adapter: from the slots of its rows to tiles on the device.
-
-Knows nothing about what adapters hold.
-"""
+"""Maps the tokens of a step to their adapters, as tiles on the device."""
 
 from __future__ import annotations
 
@@ -21,7 +18,7 @@ class AdapterRows:
     """Stages which tokens of a step use which adapter, as tiles.
 
     Args:
-        on_gpu: Whether a GPU computes. A CPU has a tile for each token, so that one recording serves all steps.
+        on_gpu: Whether a GPU computes. A CPU has one tile per token, so that one recording serves all steps.
     """
 
     def __init__(self, updates: LowRankUpdates, *, on_gpu: bool) -> None:
@@ -32,35 +29,37 @@ class AdapterRows:
 
     @property
     def recorded(self) -> tuple[Adapted, ...]:
-        """The kinds of steps that are captured or recorded. On a CPU, steps whose adapters change experts are not."""
+        """The kinds of steps to capture or record. A CPU does not record steps whose adapters change experts."""
         with_experts = (Adapted.EXPERTS,) if self._on_gpu and self._updates.has_experts else ()
         return (Adapted.NOTHING, Adapted.PROJECTIONS, *with_experts)
 
     def kind_of(self, adapters: IntArray) -> Adapted:
-        """What of the model these adapters change. `adapters` [rows] are the slots of the rows' adapters; 0: none."""
+        """Return what these adapters change in the model. `adapters` [rows] are the slots of the rows' adapters; 0:
+        none."""
         if not adapters.any():
             return Adapted.NOTHING
         return Adapted.EXPERTS if self._updates.changes_experts[adapters].any() else Adapted.PROJECTIONS
 
     def begin(self, tiles: Tiles | None, expert_slots: Tensor | None) -> None:
-        """Set the tiles and expert slots that layers read in the step that is launched next."""
+        """Set the tiles and expert slots that layers read in the next launched step."""
         self._step.tiles = tiles
         self._step.expert_slots = expert_slots
 
     def stage_expert_slots(self, host: HostBatch, adapters: IntArray, staging: CopiedColumns) -> Tensor:
-        """Stage [tokens] the adapter slot of each token whose adapter changes experts, and 0 for all other tokens. The
-        arguments are those of `stage`."""
+        """Stage each token's adapter slot if the adapter changes experts, else 0, [tokens]. The arguments are those of
+        `stage`."""
         of_tokens = adapters[host.row_of_token]
         return staging.add(np.where(self._updates.changes_experts[of_tokens], of_tokens, 0))
 
     def stage(
         self, host: HostBatch, adapters: IntArray, staging: CopiedColumns, shape: GraphShape | None = None
     ) -> Tiles:
-        """Stage the tiles of a step; returns them as columns that are copied to the device.
+        """Stage the tiles of a step as columns that are copied to the device.
 
         Args:
             adapters: [rows], the slot of each row's adapter.
-            shape: Of the captured graph, if there is one: then there are as many entries and tiles in each step.
+            shape: Shape of the captured graph, for which the numbers of entries and tiles are padded; None without a
+                graph.
         """
         of_tokens = adapters[host.row_of_token]
         if not self._on_gpu:
@@ -70,14 +69,14 @@ class AdapterRows:
         return self._staged_padded(of_tokens, shape.rows, staging)
 
     def stage_dummies(self, host: HostBatch, staging: CopiedColumns) -> Tiles:
-        """Stage the tiles of a step in which no token has an adapter: as many as a step of this size can have."""
+        """Stage the maximum number of tiles for a step of this size, in which no token has an adapter."""
         none = np.zeros(len(host.token_ids), dtype=np.int64)
         if not self._on_gpu:
             return _staged(*order_tokens(none), staging)
         return self._staged_padded(none, len(host.slots), staging)
 
     def _staged_padded(self, of_tokens: IntArray, num_rows: int, staging: CopiedColumns) -> Tiles:
-        """Stage the tiles of these tokens, with empty ones behind them up to the most that such a step can have."""
+        """Stage the tiles of these tokens, padded with empty ones to the maximum for such a step."""
         most = max_tiles(len(of_tokens), num_rows, self._slots, GPU_TILE)
         slots, rows = tile_tokens(of_tokens, GPU_TILE)
         all_slots, all_rows = np.zeros(most, dtype=np.int64), np.full((most, GPU_TILE), -1, dtype=np.int64)

@@ -1,7 +1,4 @@
-"""A step's input on the device: positions and tokens of its rows, by the slot table.
-
-Its buffers live as long as the worker. Knows nothing about models or sampling.
-"""
+"""A step's input on the device: the positions and tokens of its rows, computed from the slot table."""
 
 from __future__ import annotations
 
@@ -26,8 +23,8 @@ class Batch:
     """One step's input on the device.
 
     Attributes:
-        rows: What attention needs.
-        positions: What layers need.
+        rows: Input of attention.
+        positions: Input of rotary embeddings.
         tokens: [tokens] int64 token ids.
     """
 
@@ -37,12 +34,12 @@ class Batch:
 
 
 class BatchBuffers:
-    """Makes a step's batch in persistent buffers, and moves the slots' lengths on.
+    """Builds a step's batch in persistent buffers, and advances the slots' lengths.
 
     Args:
         by_length: Whether the model's rope depends on a sequence's length.
-        device_tokens: What stands for tokens that only the device knows, beside those that slots sampled last; None:
-            there are no others.
+        device_tokens: Looks up drafts and other tokens that only the device knows; None if rows read only the token
+            that their slot sampled last.
     """
 
     def __init__(
@@ -66,7 +63,7 @@ class BatchBuffers:
         self._ones = torch.ones(MAX_SHORT_TOKENS, dtype=torch.int64, device=slots.device)
 
     def prepare(self, host: HostBatch, inputs: StepInputs) -> Batch:
-        """The batch of a step whose slot updates are applied."""
+        """Build the batch of a step whose slot updates are applied."""
         table, rows, total = self._table, len(host.slots), len(host.token_ids)
         starts, positions = self._starts[:rows], self._positions[:total]
         slot_of_token, tokens = self._slot_of_token[:total], self._tokens[:total]
@@ -110,7 +107,8 @@ class BatchBuffers:
         return Batch(rows_on_device, Positions(positions, lengths), tokens)
 
     def _by_token(self, rows: StepRows) -> StepRows:
-        """Each token as a row of its own, which reads the keys of those before it: they are written first."""
+        """Return the rows with each token as a row of its own, which attends to the tokens before it: their keys are
+        written first."""
         places = np.arange(len(rows.row_of_token))
         return replace(
             rows,

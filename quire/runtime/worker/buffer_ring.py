@@ -1,7 +1,4 @@
-"""Buffers in pinned host memory, which kernels read and write in place, and the ring in which steps use them.
-
-Knows nothing about what the buffers hold.
-"""
+"""Pinned host buffers, which kernels read and write in place, and the ring in which steps use them."""
 
 from __future__ import annotations
 
@@ -11,23 +8,23 @@ from quire.runtime.worker.host_memory import unowned_view
 from quire.runtime.worker.steps_in_flight import MAX_STEPS_IN_FLIGHT
 
 _COPY_PROGRAMS = 8
-"""Programs of the kernel `copy_inputs_from_host`."""
+"""Number of programs of the kernel `copy_inputs_from_host`."""
 
 
 class BufferRing:
-    """Which buffer a step uses: one that is used by no step that may still run, or whose outputs nobody has read yet.
+    """Chooses each step's buffer, so that no two steps in flight share one, nor a step whose outputs are not read yet.
 
-    The host counts the steps that it stages, the device those that it runs. Both agree because each `StagedColumns` is
-    copied exactly once, before the next step begins.
+    The host counts the steps that it stages, and the device counts the steps that it runs. Both agree, because each
+    `StagedColumns` is copied exactly once before the next step begins.
 
     Args:
-        device: Where steps run.
-        in_flight: See MAX_STEPS_IN_FLIGHT. There is a buffer for each of these steps, and one more.
+        in_flight: Maximum steps in flight; the ring has one buffer more.
 
     Attributes:
-        has_device_memory: Whether the device has memory of its own. Where it has none, there is one buffer for both.
+        has_device_memory: Whether the device has its own memory. If not, host and device share a single buffer.
         size: Number of buffers.
-        device_steps: [programs] int64, how many steps the device has begun; see the kernel `copy_inputs_from_host`.
+        device_steps: [programs] int64, the steps that the device has begun, as each program of `copy_inputs_from_host`
+            counts them.
     """
 
     def __init__(self, device: torch.device, in_flight: int = MAX_STEPS_IN_FLIGHT) -> None:
@@ -38,19 +35,19 @@ class BufferRing:
         self._host_steps = 0
 
     def await_device(self) -> None:
-        """Wait until the device has run all that was launched, where nobody waits for results of the steps that were
-        staged: then every buffer may be written again."""
+        """Wait until the device has run everything launched, so that every buffer may be overwritten. This is for steps
+        whose results nobody takes."""
         if self.device.type != "cpu":
             torch.cuda.current_stream(self.device).synchronize()
 
     def advance(self) -> int:
-        """Begin a step; the index of its buffer."""
+        """Begin a step, and return the index of its buffer."""
         self._host_steps += 1
         return self.current
 
     @property
     def current(self) -> int:
-        """The buffer of the step that was begun last."""
+        """The index of the buffer of the step that began last."""
         return (self._host_steps - 1) % self.size
 
 
@@ -58,8 +55,7 @@ class PinnedBuffers:
     """The buffers of a ring.
 
     Args:
-        ring: Which of them a step uses.
-        entries: int64 of each buffer.
+        entries: Number of int64 entries of each buffer.
 
     Attributes:
         host: [buffers, entries] int64, on the host.
@@ -73,5 +69,5 @@ class PinnedBuffers:
 
 
 def _has_memory(device: torch.device) -> bool:
-    """Whether a step's inputs must be copied to the device. Tests say so of a CPU."""
+    """Whether a step's inputs must be copied to the device. Tests replace this to pretend that a CPU needs copies."""
     return device.type != "cpu"

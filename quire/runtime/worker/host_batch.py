@@ -1,4 +1,4 @@
-"""A plan's rows as the host knows them: numpy columns. Knows nothing about the device, models or sampling."""
+"""A plan's rows as numpy columns on the host."""
 
 from __future__ import annotations
 
@@ -13,27 +13,27 @@ from quire.runtime.worker.graph_shapes import GraphShape
 from quire.runtime.worker.speculation.step_drafts import StepDrafts
 
 LAST_SAMPLED = -1
-"""In place of a token id: the token that the row's slot sampled last, which only the device knows."""
+"""Stands for the token that the row's slot sampled last, which only the device knows."""
 _NONE = np.zeros(0, dtype=np.int64)
 
 
 @dataclass(frozen=True)
 class HostBatch:
-    """One step's rows; all int64. Padding belongs to the dummy slot.
+    """One step's rows, in int64 columns. Padding belongs to the dummy slot.
 
     Attributes:
-        slots: [rows], each row's slot.
-        counts: [rows], by how many tokens each row moves.
-        max_lengths: [rows], most tokens that each row's slot has before the step.
+        slots: [rows].
+        counts: [rows], number of tokens of each row.
+        max_lengths: [rows], maximum tokens that each row's slot may have before the step.
         row_of_token: [tokens].
-        offsets: [tokens], each token's place in its row.
-        token_ids: [tokens], or LAST_SAMPLED.
-        first_tokens: [rows], where each row begins among the tokens.
-        logits_indices: [sampled], where each sampled position is among the tokens: the last of its row, and with drafts
-            also those before each of them.
-        sampled_slots: [sampled], the slots of these positions.
-        masked: [masked], which of the sampled positions wait for their bitmasks.
-        is_short: Whether it is padded to a short shape, whose tokens are rows of attention.
+        offsets: [tokens], each token's index in its row.
+        token_ids: [tokens], token ids or LAST_SAMPLED.
+        first_tokens: [rows], index of each row's first token.
+        logits_indices: [sampled], token index of each sampled position: the last of its row, and with drafts also the
+            tokens before each draft.
+        sampled_slots: [sampled], slots of the sampled positions.
+        masked: [masked], which of the sampled positions wait for bitmasks.
+        is_short: Whether the batch is padded to a short shape, in which attention treats each token as a row.
     """
 
     slots: IntArray
@@ -50,8 +50,8 @@ class HostBatch:
 
     @classmethod
     def of(cls, plan: Plan, max_lengths: IntArray, drafts: StepDrafts | None = None) -> HostBatch:
-        """The plan's rows, with the drafts that were found for it. `max_lengths` [slots], the most tokens that each
-        slot has, moves on with them."""
+        """Make the batch of a plan and its drafts. `max_lengths` [slots], the maximum tokens of each slot, is advanced
+        in place."""
         slots, counts = np.array(plan.slots, dtype=np.int64), np.array(plan.counts, dtype=np.int64)
         sampled = np.array(plan.sampled_rows, dtype=np.int64)
         if drafts is not None:
@@ -88,7 +88,8 @@ class HostBatch:
 
     @classmethod
     def of_dummy(cls, dummy: int, counts: Sequence[int], sampled: int | None = None) -> HostBatch:
-        """Rows of the dummy slot that move by `counts` tokens; `sampled` of them are sampled, or all."""
+        """Make rows of the dummy slot with `counts` tokens each. The first `sampled` rows are sampled, or all if
+        None."""
         rows = len(counts)
         sampled_rows = list(range(rows if sampled is None else sampled))
         plan = Plan(step=0, slots=[dummy] * rows, counts=list(counts), sampled_rows=sampled_rows)
@@ -101,14 +102,13 @@ class HostBatch:
 
     @property
     def decode_rows(self) -> int:
-        """Number of rows of one token."""
         return int(np.count_nonzero(self.counts == 1))
 
     def padded_to(self, shape: GraphShape, dummy: int) -> HostBatch:
-        """This batch, padded to the shape with rows, tokens and sampled positions of the dummy slot. The batch must fit
-        the shape.
+        """Pad the batch to a shape that holds it, with rows, tokens and sampled positions of the dummy slot.
 
-        In a decode step, each token of padding is a row. Otherwise one row has them all, and the rows behind it none.
+        In a decode step each token of padding is a row. In any other step one row has all of them, and further rows
+        have none.
         """
         rows, tokens, sampled = len(self.slots), len(self.token_ids), len(self.sampled_slots)
         more_rows, more_tokens, more_sampled = shape.rows - rows, shape.tokens - tokens, shape.sampled - sampled
@@ -138,7 +138,7 @@ class HostBatch:
 
 
 def _token_ids(plan: Plan, row_of_token: IntArray, drafted: IntArray | None) -> IntArray:
-    """[tokens] of rows whose tokens the plan names, and LAST_SAMPLED for all other rows, and where drafts will be."""
+    """Return token ids [tokens], with LAST_SAMPLED for rows whose tokens the plan does not name and for drafts."""
     if len(plan.tokens) == len(row_of_token):
         return np.array(plan.tokens, dtype=np.int64)
     token_ids = np.full(len(row_of_token), LAST_SAMPLED, dtype=np.int64)

@@ -1,8 +1,4 @@
-"""Main memory: allocated page by page and returned to the system, or pinned, for uploads that do not wait and for
-kernels that use it in place.
-
-Knows nothing about what the values mean.
-"""
+"""Host memory: lazily allocated zeros, pinned memory for asynchronous uploads and for kernels that read it in place."""
 
 from __future__ import annotations
 
@@ -18,17 +14,17 @@ from torch import Tensor
 
 Values = Sequence[int] | Sequence[float] | Sequence[Sequence[int]] | npt.NDArray[np.generic]
 _PORTABLE = 1
-"""Pinned for all contexts of the process; see cudaHostRegisterPortable."""
+"""The flag cudaHostRegisterPortable: memory is pinned for all contexts of the process."""
 _TYPE_STRINGS = {2: "<i2", 4: "<i4", 8: "<i8"}
-"""Type strings by the bytes of an entry; see `__cuda_array_interface__`."""
+"""Type strings of `__cuda_array_interface__`, by bytes of an entry."""
 
 
 def lazy_zeros(shape: Sequence[int], dtype: torch.dtype, device: torch.device) -> Tensor:
-    """A tensor of zeros. On a CPU it is made by numpy, which takes a page when it is first written; torch would write
-    all of them at once.
+    """Return a tensor of zeros. On a CPU numpy makes it, because numpy takes each page at its first write; torch would
+    write all pages at once.
 
     Raises:
-        RuntimeError, MemoryError, ValueError: There is not that much memory.
+        RuntimeError, MemoryError, ValueError: There is not enough memory.
     """
     if device.type != "cpu":
         return torch.zeros(tuple(shape), dtype=dtype, device=device)
@@ -38,7 +34,7 @@ def lazy_zeros(shape: Sequence[int], dtype: torch.dtype, device: torch.device) -
 
 
 def trim_heap() -> None:
-    """Return freed memory that the C library still holds to the system, where the library can.
+    """Return freed memory that the C library keeps to the system, if the library supports it.
 
     Reading weights frees a plain copy of each weight after it is packed. glibc keeps many of these copies for later
     allocations, about a fifth of the weights' size.
@@ -49,17 +45,16 @@ def trim_heap() -> None:
 
 
 def upload(values: Values, device: torch.device, dtype: torch.dtype = torch.int64) -> Tensor:
-    """`values` on the device, in stream order. They are pinned first, because a pageable copy would wait for the
-    stream.
-    """
+    """Copy `values` to the device in stream order. They are pinned first, because a pageable copy would wait for the
+    stream."""
     if device.type == "cpu":
         return torch.as_tensor(values, dtype=dtype)
     return torch.as_tensor(values, dtype=dtype).pin_memory().to(device, non_blocking=True)
 
 
 def pin_host_memory(size: int) -> Tensor:
-    """[size] uint8 of pinned memory, from whole pages. The pages are taken before they are registered, because the
-    driver lets no thread launch anything while it registers memory.
+    """Return [size] uint8 of pinned memory. Its pages are taken before they are registered, because the driver blocks
+    launches of all threads while it registers memory.
 
     Raises:
         RuntimeError: The system gives no more memory, or pins no more.
@@ -76,16 +71,15 @@ def pin_host_memory(size: int) -> Tensor:
 
 
 def unpin_host_memory(memory: Tensor) -> None:
-    """Give back what `pin_host_memory` made; nobody uses it any more."""
+    """Release memory from `pin_host_memory`. Nothing may use it any more."""
     torch.cuda.cudart().cudaHostUnregister(memory.data_ptr())  # type: ignore[no-untyped-call]
 
 
 def unowned_view(x: Tensor, device: torch.device) -> Tensor:
-    """x's memory as a tensor on the GPU that does not keep the memory alive.
+    """Return a tensor on the GPU `device` over the memory of `x`, without keeping that memory alive.
 
     Args:
-        x: Contiguous; on that GPU, or in pinned host memory, which kernels then read and write in place.
-        device: The GPU.
+        x: A contiguous tensor on that GPU, or in pinned host memory, which kernels then read and write in place.
     """
     assert x.is_contiguous()
     view = torch.as_tensor(_ArrayInterface(x), device=device)

@@ -1,4 +1,4 @@
-"""What a GPU's kernels take over a stretch of time, by torch's profiler. For benchmarks."""
+"""Measures how long each kernel of a GPU takes, with torch's profiler. Used by benchmarks."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ KernelTimes = dict[str, tuple[float, int]]
 
 
 class KernelProfile:
-    """A profile of this process's GPU; begins when it is made."""
+    """Profiles this process's GPU from its construction until `end`."""
 
     def __init__(self) -> None:
         torch.cuda.synchronize()
@@ -18,7 +18,7 @@ class KernelProfile:
         self._profile.start()
 
     def end(self) -> KernelTimes:
-        """End the profile; returns what ran since it began."""
+        """End the profile, and return the kernels that ran since the constructor."""
         torch.cuda.synchronize()
         self._profile.stop()
         return {

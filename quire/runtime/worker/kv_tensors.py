@@ -1,4 +1,4 @@
-"""The KV cache's tensors, on the device and on the host."""
+"""Allocates the KV cache on the device and the host pool, and views the cache by layer."""
 
 from __future__ import annotations
 
@@ -15,25 +15,24 @@ from quire.runtime.worker.kv_transfer import BlockTransfer, CpuBlockTransfer, Gp
 
 _GIB = 2**30
 DENSE = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}
-"""What a model may be computed in, by name."""
+"""The dtypes in which a model may be computed, by name."""
 ELEMENTS = DENSE | {
     "fp8_e4m3": torch.float8_e4m3fn,
     "fp8_e5m2": torch.float8_e5m2,
     "int8": torch.int8,
 }
-"""What a KV cache may be stored in, by name; see `foundation/config/cache.py`."""
+"""The dtypes in which a KV cache may be stored, by the names of `foundation/config/cache.py`."""
 
 
 def allocate_kv_cache(
     spec: ModelSpec, num_blocks: int, block_size: int, dtype: torch.dtype, device: torch.device
 ) -> torch.Tensor:
-    """Zeroed keys and values: [layers of a group, 2, num_blocks + 1, block_size, kv_heads, head_dim].
+    """Allocate zeroed keys and values, [layers of a group, 2, num_blocks + 1, block_size, kv_heads, head_dim].
 
-    Block 0 is the dummy. All KV groups share the tensor: the i-th layer of each group uses its i-th part, in blocks of
-    its own.
+    Block 0 is the dummy. KV groups share the tensor: the i-th layer of each group uses part i, in blocks of its own.
 
     Raises:
-        MemoryBudgetError: There is not that much memory.
+        MemoryBudgetError: There is not enough memory.
     """
     layers = max(len(group.layers) for group in spec.kv_groups())
     return _allocate(
@@ -48,11 +47,8 @@ def allocate_kv_cache(
 
 
 def kv_view(kv_cache: torch.Tensor, spec: ModelSpec, scales: torch.Tensor | None = None) -> KVView:
-    """The KV cache by layer, as attention reads it.
-
-    Args:
-        scales: [layers, 2, kv_heads] fp32 of a quantized cache.
-    """
+    """Return the KV cache by layer, as attention reads it. `scales` [layers, 2, kv_heads] fp32 belong to a quantized
+    cache."""
     groups = spec.kv_groups()
     by_layer = {layer: (number, i) for number, group in enumerate(groups) for i, layer in enumerate(group.layers)}
     positions = [by_layer[layer] for layer in range(len(spec.layers))]
@@ -67,10 +63,10 @@ def kv_view(kv_cache: torch.Tensor, spec: ModelSpec, scales: torch.Tensor | None
 
 
 def whole_group(spec: ModelSpec) -> int:
-    """The number of the KV group whose blocks hold a sequence from its beginning on.
+    """Return the number of the KV group without a sliding window, whose blocks hold whole sequences.
 
     Raises:
-        ConfigError: There is none, so what proposes drafts cannot keep its keys beside the model's.
+        ConfigError: All groups have a window, so a draft model cannot keep its keys beside the model's.
     """
     for number, group in enumerate(spec.kv_groups()):
         if group.window is None:
@@ -83,20 +79,19 @@ def whole_group(spec: ModelSpec) -> int:
 
 
 def block_transfer(kv_cache: torch.Tensor, num_host_blocks: int) -> BlockTransfer:
-    """A transfer that copies whole blocks within the KV cache, and to and from a host pool of `num_host_blocks`.
+    """Make a transfer of whole blocks within the KV cache, and to and from a host pool of `num_host_blocks`.
 
     Raises:
-        MemoryBudgetError: There is not that much host memory.
+        MemoryBudgetError: There is not enough host memory.
     """
     return transfer_of(kv_cache.flatten(0, 1), num_host_blocks)  # [2 · layers of a group, blocks, …]
 
 
 def transfer_of(flat: torch.Tensor, num_host_blocks: int) -> BlockTransfer:
-    """A transfer that copies whole blocks within a tensor [storages, blocks, …], and to and from a host pool of
-    `num_host_blocks`.
+    """Make a transfer of whole blocks within a tensor [storages, blocks, …], and to and from a host pool.
 
     Raises:
-        MemoryBudgetError: There is not that much host memory.
+        MemoryBudgetError: There is not enough host memory.
     """
     if flat.element_size() == 1:
         flat = flat.view(torch.uint8)  # not all that torch does with bytes it does with floats of 8 bits

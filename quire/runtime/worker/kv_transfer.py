@@ -1,6 +1,6 @@
 """KV transfer: copies whole blocks on the device, and swaps them with a pool of host memory.
 
-Knows nothing about whose blocks they are.
+This module does not know which sequences own the blocks.
 """
 
 from __future__ import annotations
@@ -26,12 +26,13 @@ STAGING_BYTES = 32 * 2**20
 
 @dataclass(frozen=True)
 class BlockMoves:
-    """The device's blocks that a plan moves, on the device: [n] int64 each, or None.
+    """The device blocks that a plan moves, as [n] int64 device tensors. A field is None where nothing is moved that
+    way.
 
     Attributes:
-        swap_out: Blocks that go to the host.
-        copy_sources, copy_targets: Blocks that are copied, and where to.
-        swap_in: Blocks that come from the host.
+        swap_out: Blocks that are copied to the host.
+        copy_sources, copy_targets: Blocks that are copied within the device, and their destinations.
+        swap_in: Blocks that are filled from the host.
     """
 
     swap_out: Tensor | None = None
@@ -44,27 +45,28 @@ NO_MOVES = BlockMoves()
 
 
 class BlockTransfer(Protocol):
-    """Makes a plan's swaps and copies: swaps out, then copies, then swaps in. No target is also a source."""
+    """Makes a plan's swaps and copies: first swaps out, then copies, then swaps in. No target is also a source."""
 
     @property
     def ready_host_blocks(self) -> int:
-        """Plans may swap to the host blocks 0 to this number - 1. It only grows."""
+        """The number of host blocks that are ready: plans may swap to blocks 0 to this number - 1. The number never
+        shrinks."""
         ...
 
     def stage(self, plan: Plan, staging: ZeroCopyColumns) -> BlockMoves:
-        """Stage what `apply` needs on the device."""
+        """Stage the block ids that `apply` reads on the device."""
         ...
 
     def apply(self, plan: Plan, moves: BlockMoves) -> None:
-        """Move blocks, in stream order; `moves` is what was staged."""
+        """Move the plan's blocks in stream order. `moves` is what `stage` returned for the plan."""
         ...
 
     def prepare_host_pool(self) -> None:
-        """Make the host pool's memory ready in the background, once the start is over."""
+        """Start to prepare the host pool's memory in the background. Called at the end of the start."""
         ...
 
     def close(self) -> None:
-        """Give the host pool's memory back; no step is in flight."""
+        """Release the host pool's memory. No step may be in flight."""
         ...
 
 
@@ -72,8 +74,8 @@ class CpuBlockTransfer:
     """A BlockTransfer on a CPU, where both pools are main memory.
 
     Args:
-        blocks: [storages, blocks, …].
-        host: [storages, host blocks, …].
+        blocks: Device blocks, [storages, blocks, …].
+        host: Host blocks, [storages, host blocks, …].
     """
 
     def __init__(self, blocks: Tensor, host: Tensor) -> None:
@@ -103,7 +105,7 @@ class CpuBlockTransfer:
 
 
 class JoinedTransfer:
-    """Several transfers as one: what lies in blocks of the same ids is moved together."""
+    """Combines several transfers whose blocks have the same ids, and moves their blocks together."""
 
     def __init__(self, first: BlockTransfer, *others: BlockTransfer) -> None:
         self._first = first
@@ -130,19 +132,17 @@ class JoinedTransfer:
 
 
 def _move(sources: Tensor, targets: Tensor, pairs: Sequence[tuple[int, int]]) -> None:
-    """Copy blocks, (from, to)."""
     origin, goal = torch.tensor(pairs).unbind(1)
     for source, target in zip(sources, targets, strict=True):
         target.index_copy_(0, goal, source.index_select(0, origin))
 
 
 class GpuBlockTransfer:
-    """A BlockTransfer on a GPU: swaps go through pinned memory on a stream of their own, beside the steps' stream.
+    """A BlockTransfer on a GPU. Swaps go through pinned memory on a stream of their own, parallel to the steps' stream.
 
-    Blocks that are swapped out are gathered into a staging buffer on the steps' stream, so that they may be written
-    again at once; from there they are copied to the host while the step computes. Blocks that are swapped in are copied
-    to another staging buffer, and the step waits for them. A staging buffer takes one copy for each run of consecutive
-    host blocks, and the engine's host pool hands out runs that are as long as can be.
+    A block that is swapped out is first gathered into a staging buffer on the steps' stream, so that it can be
+    overwritten at once; the buffer is copied to the host while the step computes. A block that is swapped in is copied
+    to another staging buffer, and the step waits for it. Each run of consecutive host blocks takes one copy.
 
     Args:
         blocks: [storages, blocks, …] on the device.
@@ -165,7 +165,7 @@ class GpuBlockTransfer:
         self._warm_up()
 
     def _warm_up(self) -> None:
-        """Move the dummy in every way, so that no kernel is compiled while requests are served."""
+        """Move the dummy block in every way, so that no kernel is compiled while requests are served."""
         dummy = torch.zeros(1, dtype=torch.int64, device=self._blocks.device)
         self._move_blocks(self._blocks, dummy, self._blocks, dummy)
         if len(self._outgoing):
@@ -199,7 +199,8 @@ class GpuBlockTransfer:
         )
 
     def apply(self, plan: Plan, moves: BlockMoves) -> None:
-        """Many programs read each block's number, so it is copied to the device first."""
+        """Move the plan's blocks. Block ids are copied to device memory first, because many programs read each of
+        them."""
         if moves.swap_out is not None:
             self._swap_out(to_device_memory(moves.swap_out), [host for _, host in plan.swap_out])
         if moves.copy_sources is not None and moves.copy_targets is not None:

@@ -1,4 +1,4 @@
-"""Tensors that checkpoints carry and no model reads: whether they say what the model computes anyway."""
+"""Checks tensors in checkpoints that no model reads, against the values that the model computes instead."""
 
 from __future__ import annotations
 
@@ -16,19 +16,19 @@ from quire.models.weights.checkpoint import Checkpoint
 from quire.models.weights.safetensors import DTYPES
 
 _TOLERANCE = 0.02
-"""How far frequencies may differ: old checkpoints have them in half precision."""
+"""Relative tolerance of frequencies, which old checkpoints store in half precision."""
 _SMALLEST = 1e-6
-"""The smallest frequencies that count: half precision has no digits of smaller ones."""
+"""Absolute tolerance of frequencies: half precision has no digits for smaller ones."""
 _MAX_MASKED = -1e3
 
 
 def left_out(checkpoint: Checkpoint, spec: ModelSpec) -> Iterator[str]:
-    """A line for each kind of tensor that differs from what is computed in its place. config.json counts, as it does in
-    transformers.
+    """Yield a warning for each kind of tensor that differs from the computed values. Config.json takes precedence, as
+    in transformers.
 
     Args:
-        checkpoint: Its weights are checked.
-        spec: Of the model, or of a rank's share of it.
+        checkpoint: The checkpoint whose weights are checked.
+        spec: Spec of the model, or of a rank's share of it.
     """
     kinds: dict[str, tuple[str, Callable[[Tensor], bool]]] = {
         ".rotary_emb.inv_freq": ("the rotary frequencies of config.json", lambda value: _is_rotary(value, spec)),
@@ -51,7 +51,7 @@ def left_out(checkpoint: Checkpoint, spec: ModelSpec) -> Iterator[str]:
 
 
 def _is_rotary(value: Tensor, spec: ModelSpec) -> bool:
-    """Whether these are the frequencies of the model's rope, before scaling or after it."""
+    """Whether these are the model's rope frequencies, before or after scaling."""
     width = spec.attention.head_dim
     expected = [rotary_frequencies(each, width) for rope in spec.ropes for each in (rope, _plain(rope))]
     return any(

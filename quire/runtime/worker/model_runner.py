@@ -1,27 +1,28 @@
-"""Takes a model's steps from a plan to a result, in one pipeline; `ModelRunner.launch` is all of it:
+"""Runs a model's steps from plan to result, in one pipeline, `ModelRunner.launch`:
 
-1. `_begin` makes a `Step` (`step.py`) of a plan: its rows, how it ends, and the captured step that it is replayed as.
-2. `StepStager.stage` puts its columns on their way to the device, and makes the plan's changes.
+1. `_begin` makes a `Step` (`step.py`) of a plan: its rows, how it ends, and the captured shape that it is replayed as.
+2. `StepStager.stage` stages its columns for the device, and makes the plan's changes.
 3. `_forward` computes logits: a small step is replayed (`replay.py`), any other runs kernel by kernel.
-4. `_end` has tokens sampled (`sampling/sampler.py`), or drafts verified (`speculation/verification.py`), and launches
-   their way to the host.
+4. `_end` samples tokens (`sampling/sampler.py`) or verifies drafts (`speculation/verification.py`), and launches the
+copy of the outputs to the host.
 
-Where the tokens of a step are sampled depends on its kind, and on whether anything about them is known late:
+The kind of a step, and whether sampling needs the host, decide where tokens are sampled:
 
-- usually in step 3, by `_compute` and so by its captured graphs: each position by its slot's parameters;
-- in step 4, by `Sampler.end`, at positions whose bitmasks, logits transforms or reported scores need the host;
-- drafts: in step 3 if the graph of a short step verifies them (`Verifier.verify_at_once`), else in step 4.
+- usually in part 3, by `_compute` and so by captured graphs, with the slots' sampling parameters alone;
+- in part 4, by `Sampler.end`, at positions whose bitmasks, logits transforms or reported scores need the host;
+- drafts in part 3 if the graph of a short step verifies them (`Verifier.verify_at_once`), else in part 4.
 
-On a GPU a step is only launched: nothing waits for the device but `StepHandle.result`. From one step to the next live:
+On a GPU a step is only launched, and only `StepHandle.result` waits for the device. These parts keep state between
+steps:
 
-- each sequence's length, last token, counters, block tables, sampling parameters, counts of tokens for penalties, and
-  drafts that only the device knows: in the `SlotTable`;
-- keys and values: in the KV cache, which attention reads and writes and `BlockTransfer` moves;
-- states that a draft head reads: in `ModelStates`;
-- what was staged for steps with drafts that may come again: in the `StepStager`;
-- what drafts are proposed from, and how many of them pay: in the worker's `AdaptiveDrafter`.
+- `SlotTable`: each sequence's length, last token, counters, block tables, sampling parameters, token counts for
+  penalties, and drafts that only the device knows;
+- the KV cache: keys and values, which attention reads and writes and `BlockTransfer` moves;
+- `ModelStates`: states that a draft head reads;
+- `StepStager`: staged columns of steps with drafts that may come again;
+- the worker's `AdaptiveDrafter`: what drafts are proposed from, and how many of them pay.
 
-All other buffers are used again.
+All other buffers are reused.
 """
 
 from __future__ import annotations
@@ -61,32 +62,30 @@ from quire.runtime.worker.step_stager import StepStager, drafting_key, verified_
 from quire.runtime.worker.steps_in_flight import MAX_STEPS_IN_FLIGHT
 
 _STAGED_ENTRIES = 10
-"""Entries of the staging buffer for each row and each token: what a step's columns take at most, apart from changes of
-block tables and moves of blocks, which are uploaded by themselves where they find no room.
-"""
+"""Entries of the staging buffer per row and per token: the maximum for a step's columns, without changes of block
+tables and moves of blocks, which are uploaded separately if they do not fit."""
 _TILE_ENTRIES = 19
-"""Further entries of the staging buffer for each row and each token where there are adapters: for their tiles, and for
-the slots of those that change experts."""
+"""Further entries of the staging buffer per row and per token with adapters, for tiles and expert slots."""
 
 
 class ModelRunner:
     """Launches plans in order.
 
     Args:
-        limits: What buffers are made for.
+        limits: Maximum sizes of a step, for which buffers are allocated.
         by_length: Whether the model's rope depends on a sequence's length.
-        logprobs_mode: What is reported of sampled tokens.
-        max_logprobs: How many tokens a request may have reported beside one; -1 for all.
-        updates: What adapters change of the model; None: there are none.
-        states: Is told of each step before its model runs; None: nobody is.
-        stages: What the other stages of a pipeline are told; None: the model is not divided.
-        synthetic: Decides in place of the model which drafts stay; None: the model does.
-        device_tokens: See BatchBuffers; None: those of a model whose drafts are verified, if there are drafts.
-        in_flight: Steps that may be launched before the oldest one is done.
+        logprobs_mode: Which kind of log probabilities is reported.
+        max_logprobs: Maximum tokens that a request may have reported beside the sampled one; -1 for all.
+        updates: What adapters change in the model; None without adapters.
+        states: Hidden states that a draft head reads, told of each step before its model runs; None without a head.
+        stages: Coordinates the stages of a pipeline; None if the model is not divided.
+        synthetic: Decides in place of the model which drafts are accepted; None: the model decides.
+        device_tokens: Looks up tokens that only the device knows, for a draft model; a model that verifies makes its
+            own.
+        in_flight: Maximum steps in flight.
 
     Attributes:
-        slots: The slot table.
-        runs_ahead: Whether steps are only launched, and the host may not know what they sample.
+        runs_ahead: Whether steps are only launched, so that the host may not know yet what they sample.
     """
 
     def __init__(
@@ -151,11 +150,11 @@ class ModelRunner:
     # --- steps ------------------------------------------------------------------------------------------------------
 
     def launch(self, plan: Plan, drafts: StepDrafts | None = None) -> StepHandle:
-        """Apply the plan's changes, move its rows forward and sample their tokens. Masked rows are sampled once
-        `submit_bitmasks` has brought their bitmasks, which happens before the next plan is launched.
+        """Apply the plan's changes, run its rows and sample their tokens. Masked rows are sampled once
+        `submit_bitmasks` brings their bitmasks, before the next plan is launched.
 
         Args:
-            drafts: What was proposed for the plan, if it has drafts.
+            drafts: What was proposed for the plan; None if it has no drafts.
         """
         assert self._masked_step is None, "a step waits for its bitmasks"
         timer = self._timers.start()
@@ -173,9 +172,9 @@ class ModelRunner:
         return handle
 
     def launch_drafting(self, plan: Plan, times: int = 1) -> None:
-        """Launch a plan of a draft model, without new owners of slots, this many times; from the second time on, each
-        row goes on with the token that it has sampled. Only on a device that runs ahead: nobody waits for these steps,
-        and nobody but the device is told what they sample."""
+        """Launch a draft model's plan without new owners of slots `times` times; each repetition continues with the
+        tokens that the one before sampled. Only for a device that runs ahead: the host does not wait, and does not
+        learn what is sampled."""
         with torch.inference_mode():
             step = self._begin_drafting(plan)
             for _ in range(times):
@@ -184,11 +183,11 @@ class ModelRunner:
                 step.plan = EMPTY_PLAN  # its changes are made once
 
     def rewind(self, slots: Sequence[int], lengths: Sequence[int], num_sampled: Sequence[int]) -> None:
-        """Set slots to these lengths, and to these numbers of sampled tokens."""
+        """Set the lengths of these slots and their numbers of sampled tokens."""
         self.slots.rewind(slots, lengths, num_sampled)
 
     def submit_bitmasks(self, masks: TokenBitmasks) -> None:
-        """Hand over the bitmasks of the plan that was launched last."""
+        """Hand over the bitmasks of the last launched plan."""
         assert self._masked_step is not None, "no step waits for bitmasks"
         step, self._masked_step = self._masked_step, None
         step.submit_bitmasks(masks)
@@ -196,7 +195,7 @@ class ModelRunner:
     # --- the parts of a step -----------------------------------------------------------------------------------------
 
     def _begin(self, plan: Plan, drafts: StepDrafts | None, timer: StepTimer) -> Step:
-        """Make the step of a plan whose slots were admitted: its rows, how it is replayed, and how it ends."""
+        """Make the step of a plan whose new slot owners are admitted: its rows, how it is replayed, and how it ends."""
         max_lengths = self.slots.host.max_lengths
         key: StepKey = ()
         if drafts and self._keeps_verified and not (plan.masked or plan.prompt_logprobs_rows):
@@ -225,7 +224,7 @@ class ModelRunner:
         return step
 
     def _begin_drafting(self, plan: Plan) -> Step:
-        """Make the step of a draft model's plan. What was staged for a step that is alike is used again."""
+        """Make the step of a draft model's plan, and reuse what was staged for a step with the same key."""
         key = drafting_key(plan)
         if (kept := self._stager.kept(key)) is not None:
             return Step(plan, StepKind.DRAFT, kept.host, shape=kept.shape, alike=kept.columns)
@@ -237,13 +236,13 @@ class ModelRunner:
         return step
 
     def _forward(self, step: Step) -> Tensor:
-        """Replay a staged step if it has a captured shape, else launch it kernel by kernel. Returns [sampled, vocab]
-        logits, with padding if it was replayed."""
+        """Replay a staged step that has a captured shape, or launch it kernel by kernel. Returns logits [sampled,
+        vocab], which a replay pads."""
         return self._compute(step) if step.shape is None else self._replayable.replay(step)
 
     def _compute(self, step: Step) -> Tensor:
-        """Launch a staged step kernel by kernel; this is also what is captured. Samples or verifies what is not late.
-        Returns [sampled, vocab] logits; where nothing is sampled, hidden states that nobody reads."""
+        """Launch a staged step kernel by kernel, with sampling or verification of what is not late. Captured graphs
+        contain this too. Returns logits [sampled, vocab], or unused hidden states if nothing is sampled."""
         inputs, (batch, hidden) = step.inputs, self._hidden(step)
         step.prompts = self._prompt_logprobs.launch(step.plan, step.host, batch, hidden)
         if not len(step.slots):
@@ -259,7 +258,7 @@ class ModelRunner:
         return logits
 
     def _hidden(self, step: Step) -> tuple[Batch, Tensor]:
-        """The step's batch and its hidden states, [tokens, hidden]."""
+        """Return the step's batch and its hidden states, [tokens, hidden]."""
         inputs = step.inputs
         step.staged.copy_to_device()
         batch = self._batches.prepare(step.host, inputs)
@@ -273,7 +272,7 @@ class ModelRunner:
         return batch, self._model.hidden(batch.tokens, batch.positions, self._attention)
 
     def _logits(self, hidden: Tensor, indices: Tensor | None) -> Tensor:
-        """The logits [sampled, vocab] of these tokens, or of all."""
+        """Return the logits [sampled, vocab] of the tokens at `indices`, or of all tokens."""
         if indices is None:
             return self._model.logits(hidden)
         chosen = hidden.new_empty((len(indices), hidden.shape[1]))
@@ -281,7 +280,7 @@ class ModelRunner:
         return self._model.logits(chosen)
 
     def _end(self, step: Step, logits: Tensor) -> StepHandle:
-        """Verify or sample what the step has not sampled itself, and launch the way of its outputs to the host."""
+        """Verify or sample what the step has not sampled itself, and launch the copy of its outputs to the host."""
         if step.kind is StepKind.VERIFY:
             assert self._verifier is not None
             return self._verifier.verify(step, logits)
@@ -297,7 +296,6 @@ class ModelRunner:
         self._verifier.begin(step)
 
     def _adapted(self, host: HostBatch) -> Adapted:
-        """What adapters change of the model for these rows."""
         if self._adapters is None:
             return Adapted.NOTHING
         return self._adapters.kind_of(self.slots.host.adapters[host.slots])

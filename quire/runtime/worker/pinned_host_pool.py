@@ -1,8 +1,7 @@
-"""The host pool's memory: blocks in pinned memory, which a thread of its own prepares.
+"""The host pool's memory: blocks of pinned memory, which a background thread prepares.
 
-Pinning is slow, some 0.6 s a GiB, and while the driver registers memory, launches of all threads wait. So the thread
-takes the pages first, which makes no other thread wait, then registers them, part by part and with pauses. Knows
-nothing about what the blocks hold.
+Pinning takes about 0.6 s per GiB, and launches of all threads wait while the driver registers memory. So the thread
+first takes the pages, which blocks no other thread, and then registers them part by part, with pauses.
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ from quire.planning.footprint import format_bytes
 PART_BYTES = 32 * 2**20
 """Memory that is pinned at a time. On an H100 machine, taking its pages takes 18 ms and registering it 2 ms."""
 PAUSE_S = 0.02
-"""Pause between two parts."""
+"""Pause between two parts, in seconds."""
 
 _log = logging.getLogger(__name__)
 
@@ -27,19 +26,18 @@ _log = logging.getLogger(__name__)
 class PinnedHostPool:
     """Blocks of host memory by number.
 
-    Nobody waits for a block: only blocks that are ready may be used. Where the system pins no more memory, the
-    remaining blocks never become ready.
+    Callers never wait for a block: they may use only ready blocks. If the system pins no more memory, the remaining
+    blocks never become ready.
 
     Args:
-        num_blocks: Of the pool.
-        shape, dtype: Of a block.
-        pin: Makes a pinned tensor of so many uint8; raises RuntimeError where there is no more memory to pin.
-        unpin: Gives such a tensor back.
-        part_bytes: See PART_BYTES.
-        pause_s: See PAUSE_S.
+        shape, dtype: Shape and dtype of a block.
+        pin: Makes a pinned tensor of the given number of uint8; raises RuntimeError if no more memory can be pinned.
+        unpin: Releases such a tensor.
+        part_bytes: Memory to pin at a time.
+        pause_s: Pause between two parts, in seconds.
 
     Attributes:
-        num_ready: Blocks 0 to num_ready - 1 may be used. Grows while the thread runs.
+        num_ready: Blocks 0 to num_ready - 1 may be used. The number grows while the thread runs.
     """
 
     def __init__(
@@ -67,16 +65,14 @@ class PinnedHostPool:
         self._thread: threading.Thread | None = None
 
     def start(self) -> None:
-        """Begin to prepare all blocks, the lowest numbers first."""
+        """Begin to prepare all blocks, lowest numbers first."""
         if self._thread is None and self._num_blocks:
             self._thread = threading.Thread(target=self._prepare, name="pin host pool", daemon=True)
             self._thread.start()
 
     def runs(self, blocks: Sequence[int]) -> Iterator[tuple[int, Tensor]]:
-        """The blocks, all of them ready, as few tensors: consecutive numbers in one part are one of them.
-
-        Yields the place in `blocks` of a tensor's first block, and the tensor: [n, *shape].
-        """
+        """Yield these ready blocks as few tensors [n, *shape], each with the index in `blocks` of its first block.
+        Consecutive numbers in one part share a tensor."""
         first = 0
         while first < len(blocks):
             number, place = divmod(blocks[first], self._part)
@@ -87,7 +83,7 @@ class PinnedHostPool:
             first = end
 
     def close(self) -> None:
-        """Give the memory back, once the part that is being pinned is done; the device has finished all copies."""
+        """Release the memory, after the part that is being pinned is done. The device must have finished all copies."""
         self._closed.set()
         if self._thread is not None:
             self._thread.join()
@@ -96,7 +92,6 @@ class PinnedHostPool:
             self._unpin(self._pinned.pop())
 
     def _prepare(self) -> None:
-        """The thread."""
         while self.num_ready < self._num_blocks and not self._closed.is_set():
             blocks = min(self._part, self._num_blocks - self.num_ready)
             try:

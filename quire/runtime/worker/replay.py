@@ -1,9 +1,9 @@
-"""The small steps that are replayed instead of being launched kernel by kernel: on a GPU as CUDA graphs, one for each
-of a few shapes; on a CPU as recordings, one for steps of any sizes up to a limit.
+"""Replays small steps instead of launching them kernel by kernel: a GPU has a CUDA graph for each of a few shapes, a
+CPU a recording for all sizes up to a limit.
 
-A replay runs the same kernels on the same addresses. They read what varies from step to step (slots, lengths, block
-tables) from buffers that stay where they are. Steps whose adapters change something are captured or recorded apart, so
-that those without are what they would be in an engine that serves none.
+A replay runs the same kernels on the same addresses, and the kernels read what varies (slots, lengths, block tables)
+from buffers that do not move. Steps with adapters are captured separately, so that steps without them run exactly as in
+an engine that serves none.
 """
 
 from __future__ import annotations
@@ -24,44 +24,42 @@ from quire.runtime.worker.host_memory import unowned_view
 from quire.runtime.worker.step import Step, StepKind
 
 MAX_TOKENS = 256
-"""Tokens of a recorded step, at most: larger ones take so long that the interpreter's share does not count."""
+"""Maximum tokens of a recorded step. In larger steps the interpreter's share of the time is negligible."""
 MAX_SAMPLED = 64
-"""Positions with logits, which take much memory in a large vocabulary."""
+"""Maximum sampled positions of a recorded step. Their logits take much memory if the vocabulary is large."""
 _log = logging.getLogger(__name__)
 
 
 class Replayable(Protocol):
-    """The steps that can be replayed.
+    """Replays steps that were captured or recorded.
 
     Attributes:
-        can_stop: Whether a replay can stop at the logits, so that the host changes or reads them before `replay_rest`.
+        can_stop: Whether a replay can stop at the logits, so that the host reads or changes them before `replay_rest`.
     """
 
     can_stop: bool
 
     def covers(self, step: Step) -> GraphShape | None:
-        """The shape that the step has to be padded to; None: it cannot be replayed."""
+        """Return the shape that the step must be padded to, or None if it cannot be replayed."""
         ...
 
     def replay(self, step: Step) -> Tensor:
-        """Replay a staged step that is covered; returns [sampled, vocab] logits, valid until the next replay."""
+        """Replay a staged step that `covers` accepted. Returns [sampled, vocab] logits, which are valid until the next
+        replay."""
         ...
 
     def replay_rest(self) -> None:
-        """Replay the rest of the step that was replayed last and stopped at its logits: it samples from them as they
-        are by now."""
+        """Replay the rest of the last step, which stopped at its logits. The step samples from the logits as they are
+        now."""
         ...
 
 
 class CudaGraphs:
-    """Graphs by the shape of their step, and what adapters change in it. There are none at first.
+    """CUDA graphs by the shape of their step and by what adapters change in it. `shapes` has the captured shapes, none
+    at first.
 
     Args:
-        short: Which short steps there are.
-
-    Attributes:
-        short: Which short steps there are.
-        shapes: The shapes that are captured.
+        short: Which short steps are captured.
     """
 
     can_stop = False
@@ -73,11 +71,11 @@ class CudaGraphs:
         self._logits: dict[tuple[GraphShape, Adapted], Tensor] = {}
 
     def capture(self, step: Step, compute: Callable[[Step], Tensor]) -> None:
-        """Capture what `compute` launches for a step that was staged and copied; it returns logits. This thread must
-        compile or load no kernel meanwhile.
+        """Capture what `compute` launches for a step that is staged and copied; `compute` returns the logits. This
+        thread must not compile or load a kernel meanwhile.
 
-        All graphs share their memory, also that of their logits, because one replay ends before the next begins. The
-        largest shape should be captured first.
+        All graphs, and their logits, share one memory pool, because one replay ends before the next begins. Capture the
+        largest shape first.
         """
         assert step.shape is not None, "a graph has a shape"
         step.staged = step.staged.captured()
@@ -89,8 +87,8 @@ class CudaGraphs:
         self._logits[step.shape, step.adapted] = unowned_view(logits, logits.device)  # the next graph's memory too
 
     def covers(self, step: Step) -> GraphShape | None:
-        """The smallest captured shape that holds the step. A draft model's steps of several tokens a row, and steps all
-        of whose tokens are sampled to verify drafts, are short ones if they can."""
+        """Return the smallest captured shape that holds the step, or None. A draft model's steps with several tokens
+        per row, and steps that sample all tokens to verify drafts, get a short shape if one fits."""
         host = step.host
         tokens, rows, sampled = len(host.token_ids), len(host.slots), len(host.sampled_slots)
         drafting = self.short is ShortSteps.DRAFTING and not host.is_decode
@@ -111,11 +109,10 @@ class CudaGraphs:
 
 
 class RecordedSteps:
-    """Recorded steps of sizes up to `most`; nothing is padded.
+    """Recorded steps of all sizes up to `most`; nothing is padded.
 
     Args:
-        recordings: Of such a step, by what adapters change in it. Where they change experts, there is none.
-        most: The largest sizes.
+        recordings: A recording for each kind of adapter change. Steps whose adapters change experts have none.
     """
 
     can_stop = True
@@ -126,7 +123,6 @@ class RecordedSteps:
         self._most = most
 
     def covers(self, step: Step) -> GraphShape | None:
-        """The step's own sizes, if a recording serves them."""
         host = step.host
         sizes = tokens, rows, sampled = len(host.token_ids), len(host.slots), len(host.sampled_slots)
         if not sampled or step.adapted not in self._recordings:
@@ -149,15 +145,12 @@ class RecordedSteps:
 def record_steps(
     step: Callable[[Adapted, Sizes], Callable[[], Tensor]], kinds: Sequence[Adapted], rows: int, sampled: int
 ) -> RecordedSteps | None:
-    """Record a step; see `recording.record`.
+    """Record a step for each kind of adapter change; returns None if Quire's own kernels do not compute all of a step.
 
     Args:
-        step: Prepares a step, given what adapters change in it.
+        step: Prepares a step, given what adapters change in it and its sizes.
         kinds: What adapters may change; a step of each kind is recorded.
-        rows, sampled: Most rows and sampled positions of a step.
-
-    Returns:
-        The recorded steps; None where our kernels do not compute all of a step.
+        rows, sampled: Maximum rows and sampled positions of a step.
     """
     kernels = library()
     if kernels is None:

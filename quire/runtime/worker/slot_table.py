@@ -1,8 +1,8 @@
 """The slot table: what the device knows about each running sequence.
 
-Lengths, last tokens and sampling counters move on the device, so that a step can run before the host has seen the one
-before. What changes on admission only is mirrored on the host, which decides by it what a step computes. The last slot
-is the dummy: it belongs to no sequence, and batches are padded with it.
+Lengths, last tokens and sampling counters advance on the device, so that a step can run before the host has seen the
+result of the one before. Values that only change on admission are mirrored on the host. The last slot is the dummy: it
+belongs to no sequence, and pads batches.
 """
 
 from __future__ import annotations
@@ -26,15 +26,15 @@ from quire.sampling_params import LARGEST_EFFECT
 
 _INTS = ("length", "rope_length", "last_token", "seed", "num_sampled", "top_k")
 _FLOATS = ("temperature", "top_p", "min_p")
-"""The columns of the table, in the order in which the op `init_slots` gets them."""
+"""Columns of the table, in the order that the op `init_slots` expects."""
 
 
 class NewOwners(NamedTuple):
-    """Slots with new owners, on the device.
+    """New owners of slots, as device tensors.
 
     Attributes:
         slots: [n] int64.
-        ints, floats: [n · columns] int64 and float64, what stands in the table's columns, one owner behind another.
+        ints, floats: [n · columns] int64 and float64, the values of the table's columns, owner by owner.
     """
 
     slots: Tensor
@@ -43,10 +43,10 @@ class NewOwners(NamedTuple):
 
 
 class NewBlocks(NamedTuple):
-    """Changes of block tables, on the device.
+    """Changes of block tables, as device tensors.
 
     Attributes:
-        places: [n] int64, where in the flattened tables, each once.
+        places: [n] int64, unique indices into the flattened tables.
         ids: [n] int64, block ids.
     """
 
@@ -55,7 +55,7 @@ class NewBlocks(NamedTuple):
 
 
 class SlotUpdates(NamedTuple):
-    """A plan's changes of the slot table. None where nothing changes."""
+    """A plan's changes of the slot table. A field is None where nothing changes."""
 
     owners: NewOwners | None = None
     blocks: NewBlocks | None = None
@@ -65,13 +65,13 @@ _NO_UPDATES = SlotUpdates()
 
 
 class HostSlotMirror:
-    """What the host knows of each slot.
+    """The host's copy of what it needs to know about each slot.
 
     Attributes:
-        max_lengths: [slots] int64, the maximum number of tokens that each slot has by now.
-        prompt_logprobs: By slot, how many of the likeliest tokens are reported for each prompt token.
-        adapters: [slots] int64, the place of each slot's adapter on the device, from 1; 0: no adapter.
-        owners: [slots] int64, how many owners each slot has had. It tells whether a result is still the owner's.
+        max_lengths: [slots] int64, the maximum number of tokens that each slot may have by now.
+        prompt_logprobs: By slot, how many likeliest tokens are reported for each prompt token.
+        adapters: [slots] int64, the index of each slot's adapter on the device, from 1; 0: no adapter.
+        owners: [slots] int64, the number of owners so far, which shows whether a result still belongs to the owner.
     """
 
     def __init__(self, slots: int) -> None:
@@ -83,7 +83,6 @@ class HostSlotMirror:
         self._named: dict[int, list[int]] = {}  # tokens whose log probabilities are reported
 
     def admit(self, owner: Admitted) -> None:
-        """Note a slot's new owner."""
         slot, sampling = owner.slot, owner.sampling
         self.max_lengths[slot] = owner.length
         self.owners[slot] += 1
@@ -95,7 +94,7 @@ class HostSlotMirror:
         self.prompt_logprobs[slot] = sampling.prompt_logprobs or 0
 
     def logprobs_request(self, sampled_slots: IntArray, mode: LogprobsMode) -> LogprobsRequest | None:
-        """Return which log probabilities are reported for tokens that are sampled for these slots; None: none are."""
+        """Return which log probabilities are reported for tokens sampled for these slots; None if none are."""
         wanted, named = self._logprobs[sampled_slots], {}
         if not (wanted != NO_LOGPROBS).any():
             return None
@@ -105,22 +104,20 @@ class HostSlotMirror:
 
 
 class SlotTable:
-    """The device's columns, one entry a slot, and the host's mirror of them.
+    """The device's columns, with one entry per slot, and the host's mirror of them.
 
     Args:
-        sequences: Slots 0 to sequences - 1 are the engine's; one more is the dummy.
-        blocks: Width of a block table: blocks of the longest sequence.
+        sequences: Number of sequences; slots 0 to sequences - 1 hold them, and one more is the dummy.
+        blocks: Width of a block table, which is the number of blocks of the longest sequence.
         groups: Number of KV groups.
-        vocab_size: A top_k of this or more excludes nothing.
         drafts: Maximum draft tokens of a row.
 
     Attributes:
-        drafts: [slots, drafts] int64, the draft tokens of each slot's next step, where a device draws them.
-        recent: [slots, drafts + 1] int64, the tokens that were sampled last, where a device verifies drafts.
+        drafts: [slots, drafts] int64, the draft tokens of each slot's next step, if the device proposes them.
+        recent: [slots, drafts + 1] int64, the last sampled tokens, if the device verifies drafts.
         length, rope_length, last_token, seed, num_sampled, top_k: [slots] int64.
         temperature, top_p, min_p: [slots] float32.
         tables: By KV group, [slots, blocks] int64 block ids.
-        transforms: What changes the slots' logits before a token is sampled.
     """
 
     def __init__(
@@ -153,20 +150,20 @@ class SlotTable:
         self.transforms = LogitsTransforms(slots, vocab_size, device, processors)
 
     def init_dummy(self) -> None:
-        """Initialise the dummy's slot by the kernel that initialises the others, so that it is compiled."""
+        """Initialise the dummy slot with the kernel for all slots, so that this kernel is compiled."""
         slots = torch.full((1,), self.dummy, dtype=torch.int64, device=self.device)
         ints = torch.zeros(len(_INTS), dtype=torch.int64, device=self.device)
         floats = torch.zeros(len(_FLOATS), dtype=torch.float64, device=self.device)
         self._init_slots(slots, ints, floats, self._ints, self._floats, self._tables)
 
     def admit(self, owners: Sequence[Admitted]) -> None:
-        """Tell the host who owns slots from now on. Call it before all else that reads a plan."""
+        """Update the host's mirror for new owners of slots. Call this before anything else reads the plan."""
         for owner in owners:
             self.host.admit(owner)
             self.transforms.admit(owner)
 
     def rewind(self, slots: Sequence[int], lengths: Sequence[int], num_sampled: Sequence[int]) -> None:
-        """Set the lengths of slots, and how many tokens were sampled for them."""
+        """Set the lengths of these slots and their numbers of sampled tokens."""
         columns = np.array([slots, lengths, num_sampled], dtype=np.int64)
         where, length, sampled = upload(columns, self.device).unbind()
         self.length.index_copy_(0, where, length)
@@ -174,14 +171,13 @@ class SlotTable:
         self.host.max_lengths[columns[0]] = columns[1]
 
     def stage(self, plan: Plan, staging: ZeroCopyColumns) -> SlotUpdates:
-        """Stage the plan's changes of the device's columns."""
         if not plan.admitted and not plan.block_slots:
             return _NO_UPDATES
         owners = _new_owners(plan.admitted, self.vocab_size, staging) if plan.admitted else None
         return SlotUpdates(owners, self._new_blocks(plan, staging) if plan.block_slots else None)
 
     def apply(self, updates: SlotUpdates) -> None:
-        """Make the changes that were staged. First the block tables of new owners are emptied."""
+        """Apply the staged changes. Block tables of new owners are emptied first."""
         owners, blocks = updates
         if owners is not None:
             self._init_slots(owners.slots, owners.ints, owners.floats, self._ints, self._floats, self._tables)
@@ -212,7 +208,7 @@ def _new_owners(owners: Sequence[Admitted], vocab_size: int, staging: ZeroCopyCo
 
 
 def _entries(owner: Admitted, vocab_size: int) -> dict[str, float]:
-    """A slot's entry of each column, by its name. A temperature of 0 is greedy; there is no last token yet."""
+    """Return a slot's value for each column. A temperature of 0 means greedy, and there is no last token yet."""
     sampling = owner.sampling
     return {
         "length": owner.length,
@@ -228,5 +224,5 @@ def _entries(owner: Admitted, vocab_size: int) -> dict[str, float]:
 
 
 def _signed(seed: int) -> int:
-    """The 64 bits of `seed` as torch's signed integers hold them."""
+    """Return the unsigned 64-bit `seed` as a signed integer with the same bits, as torch stores it."""
     return seed - 2**64 if seed >= 2**63 else seed

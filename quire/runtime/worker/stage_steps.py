@@ -1,7 +1,7 @@
-"""What a runner does for the other stages of a pipeline beside its model's streams, where devices run ahead of their
-hosts: a step has a number by which its streams are known, and tokens that the last stage samples come to the first.
+"""Coordinates the stages of a pipeline on devices that run ahead of their hosts: numbers each step's streams, and sends
+sampled tokens from the last stage to the first.
 
-Where hosts compute, `runtime/executor/cpu_rank.py` does this.
+On a CPU, `runtime/executor/cpu_rank.py` does this.
 """
 
 from __future__ import annotations
@@ -21,12 +21,7 @@ if TYPE_CHECKING:
 
 
 class StageSteps:
-    """The steps of one stage of several; hears of all of them, in their order.
-
-    Args:
-        links: To the other stages.
-        mesh: This rank's place.
-    """
+    """Coordinates the steps of this rank's stage with the other stages. It must be told of every step, in order."""
 
     def __init__(self, links: CardLinks, mesh: Mesh) -> None:
         self._links = links
@@ -35,17 +30,17 @@ class StageSteps:
         self._taken = 0
 
     def column(self, plan: Plan) -> IntArray:
-        """The column [1] by which other stages know the step's streams."""
+        """Return the host column [1] int64 with the step's number, by which other stages know its streams."""
         return np.array([plan.step], dtype=np.int64)
 
     def begin(self, column: Tensor | None) -> None:
-        """Begin a step whose model runs next, and whose column is on the device. Recorded with the step."""
+        """Begin the step whose model runs next. A captured graph includes this call."""
         assert column is not None, "the step has no column"
         self._links.begin(column)
 
     def await_tokens(self, plan: Plan, last: Tensor) -> None:
-        """Wait before a step for sampled tokens that its rows read, and put them into `last` [slots] int64, the token
-        that each slot sampled last."""
+        """Wait for the sampled tokens that the plan's rows read, and write them to `last` [slots] int64, the token that
+        each slot sampled last."""
         if not self._mesh.is_first:
             return
         read = self._sampled.read_by(plan)
@@ -55,6 +50,6 @@ class StageSteps:
             self._taken = read
 
     def send_tokens(self, step: int, last: Tensor) -> None:
-        """Send the tokens of a step that has sampled all of them; step 0 launches the kernel for the first time."""
+        """Send a step's sampled tokens to the first stage. Step 0 launches the kernel for the first time."""
         if self._mesh.is_last:
             self._links.send_tokens(last, step)

@@ -1,7 +1,7 @@
-"""One step on its way through the worker: what it is to do, its rows, and its columns on the device.
+"""One step on its way through the worker: its plan, its rows, and its columns on the device.
 
-The way of a plan: Plan (lists) → HostBatch (numpy columns) → StepInputs (the columns on the device) → Batch (what
-follows from them and from the slot table).
+A Plan (lists) becomes a HostBatch (numpy columns), then StepInputs (the columns on the device), then a Batch (what the
+device derives from them and from the slot table).
 """
 
 from __future__ import annotations
@@ -29,36 +29,36 @@ if TYPE_CHECKING:
 EMPTY_PLAN = Plan.empty()
 NO_POSITIONS = np.zeros(0, dtype=np.int64)
 StepKey = tuple[int, ...]
-"""Names a step's rows, counts and drafts: steps of equal keys are staged alike. Empty for a step that is not kept."""
+"""Identifies a step's rows, counts and drafts; steps with equal keys are staged alike. The empty key means "not
+kept"."""
 
 
 class StepKind(Enum):
     """How a step ends."""
 
     COMPUTE = auto()
-    """Nothing is sampled: its rows are parts of prompts, or this is an earlier stage of a pipeline."""
+    """Nothing is sampled: the rows are parts of prompts, or a later stage of the pipeline samples."""
     SAMPLE = auto()
-    """Each sampled row gains a token."""
+    """Each sampled row gains one token."""
     VERIFY = auto()
-    """Each sampled row gains those of its drafts that stay, and one token more."""
+    """Each sampled row gains its accepted drafts and one more token."""
     DRAFT = auto()
-    """Each sampled row gains a draft, of which only the device is told."""
+    """Each sampled row gains a draft that only the device knows."""
 
 
 class StepInputs(NamedTuple):
-    """Device tensors of one step; all int64. Padding belongs to the dummy slot. Fields are used by name; it is a tuple
-    because one is made for every step.
+    """Device tensors of one step, all int64; padding belongs to the dummy slot. This is a tuple for speed, because one
+    is made for every step.
 
     Attributes:
         slots, counts, row_of_token, offsets, token_ids: The columns of HostBatch.
-        attention: The attention backend's metadata.
         sampled_slots: [sampled], the slots for which the step samples.
-        logits_indices: [sampled], where among the tokens each sampled position is; None: all tokens are sampled.
-        drafts: The drafts of a short step that is verified by its graph; None in any other step.
-        tiles: Which tokens have which adapter; None: none has any.
-        expert_slots: [tokens], for each token whose adapter changes experts the adapter's slot, and else 0; None where
-            no adapter changes experts.
-        stage_step: [1], what other stages of a pipeline know the step's streams by; None without other stages.
+        logits_indices: [sampled], the token index of each sampled position; None if all tokens are sampled.
+        drafts: The drafts of a short step whose graph verifies them; None in any other step.
+        tiles: Which tokens have which adapter; None if no token has one.
+        expert_slots: [tokens], the slot of the token's adapter if it changes experts, else 0; None if no adapter
+            changes experts.
+        stage_step: [1], the step's number for other stages of a pipeline; None without other stages.
     """
 
     slots: Tensor
@@ -77,34 +77,32 @@ class StepInputs(NamedTuple):
 
 @dataclass(slots=True)
 class Step:
-    """A step; each part of the pipeline in `model_runner.py` adds what the next ones need.
+    """A step; each part of the pipeline in `model_runner.py` adds the fields that later parts need.
 
-    Logits are no field: their memory goes back as soon as they are sampled from, while a step lives until its result is
-    taken.
+    Logits are not a field, because their memory is freed when tokens are sampled, while a step lives until its result
+    is taken.
 
     Attributes:
-        plan: What the engine asks for.
-        kind: How the step ends.
         host: The rows, before padding.
-        timer: Measures how long the step takes.
-        drafts: The drafts that are verified.
-        adapted: What adapters change of the model for these rows.
-        shape: The captured shape that the step is padded to and replayed as; None: it runs kernel by kernel.
-        key: What the columns that are staged for the step are kept under; empty if they are not kept.
-        alike: The columns that an earlier step of this key copied to the device, to be copied again; None without one.
-        verified_by_graph: Whether the graph verifies the drafts.
-        stops_at_logits: Whether a replay ends before its last kernel, which samples; `Sampler.end` or the verifier
-            finish it. On a CPU only.
-        late: [late], positions that are sampled behind the forward pass. Of a step that samples: the masked ones, or
-            all where an unmasked one has logits transforms or processed scores are reported. Of a step that verifies:
-            all, unless its graph does.
-        masked: [masked], which of `late` wait for their bitmasks.
-        logprobs: Log probabilities that are reported of sampled tokens; None: none are.
-        prompts: Collects log probabilities of prompts; None: none are reported.
-        inputs: The columns on the device, once they are staged; not for a step with `alike`.
-        staged: The columns on their way to the device, once they are staged.
-        late_columns: What the device needs to sample `late`: positions, their slots and the masked ones; or slots,
-            offsets, next drafts and ends of drafts. None if nothing is late, or the step stops at its logits.
+        drafts: The drafts to verify.
+        adapted: What adapters change in the model for these rows.
+        shape: The captured shape that the step is padded to and replayed as; None: it is launched kernel by kernel.
+        key: The key under which the staged columns are kept for later steps; empty if they are not kept.
+        alike: Copied columns of an earlier step with the same key, which are staged again; None if there is no such
+            step.
+        verified_by_graph: Whether the captured graph verifies the drafts.
+        stops_at_logits: Whether the replay stops before its last kernel, which samples. `Sampler.end` or the verifier
+            then finishes it. Only on a CPU.
+        late: [late], positions that are sampled after the forward pass. In a SAMPLE step these are the masked
+            positions, or all positions if an unmasked one has logits transforms or if processed scores are reported. In
+            a VERIFY step these are all positions, unless its graph verifies.
+        masked: [masked], indices into `late` of the positions that wait for bitmasks.
+        logprobs: The log probabilities to report of sampled tokens; None if none are asked for.
+        prompts: Collects log probabilities of prompts; None if none are asked for.
+        inputs: The columns on the device, set when they are staged; not set in a step with `alike`.
+        staged: The copy of the columns to the device, set when they are staged.
+        late_columns: What the device needs to sample `late`: in a SAMPLE step positions, slots and masked ones; in a
+            VERIFY step slots, offsets, next drafts and ends. None if nothing is late or the step stops at its logits.
     """
 
     plan: Plan
@@ -128,24 +126,24 @@ class Step:
 
     @property
     def number(self) -> int:
-        """The plan's number."""
         return self.plan.step
 
     def prompt_logprobs(self) -> list[list[TokenLogprobs]]:
-        """Log probabilities of prompts, a list for each row that reports any, once the device is done."""
+        """Return log probabilities of prompts, one list for each row that reports any. Call this once the device is
+        done."""
         return [] if self.prompts is None else self.prompts()
 
     @property
     def slots(self) -> IntArray:
-        """[sampled], the slot of each sampled position."""
+        """The slot of each sampled position, [sampled]."""
         return self.host.sampled_slots
 
     @property
     def all_late(self) -> bool:
-        """Whether no position is sampled by the recorded or launched step itself."""
+        """Whether every position is sampled late."""
         return len(self.late) == len(self.host.sampled_slots)
 
     @property
     def keeps_scores(self) -> bool:
-        """Whether log probabilities are reported of the scores that tokens were sampled from."""
+        """Whether the reported log probabilities are of the scores that tokens were sampled from."""
         return self.logprobs is not None and self.logprobs.processed

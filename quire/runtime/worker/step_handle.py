@@ -1,7 +1,4 @@
-"""A launched step: its result once the device is done, and the time it took.
-
-Knows nothing about plans.
-"""
+"""Handles of launched steps: the result once the device is done, and the time that the step took."""
 
 from __future__ import annotations
 
@@ -19,8 +16,8 @@ class LaunchedStep:
     """A step that is launched to its end.
 
     Args:
-        finish: Makes the result of what came back to the host.
-        ended: The event behind it on a GPU's stream; None: it was over when it was launched, as on a CPU.
+        finish: Makes the result from the outputs that came back to the host.
+        ended: The GPU event after the step; None if the step is already over, as on a CPU.
     """
 
     def __init__(self, finish: Callable[[], Result], ended: torch.cuda.Event | None = None) -> None:
@@ -32,7 +29,6 @@ class LaunchedStep:
         return self._ended is None or bool(self._ended.query())  # type: ignore[no-untyped-call]
 
     def wait(self) -> None:
-        """Wait until the device is done."""
         if self._ended is not None:
             self._ended.synchronize()
 
@@ -43,11 +39,11 @@ class LaunchedStep:
 
 
 class MaskedStepHandle:
-    """A launched step whose masked rows are sampled once their bitmasks are there.
+    """A launched step whose masked rows are sampled once their bitmasks arrive.
 
     Args:
         sample: Launches the rest of the step.
-        wait: Waits for what is launched before that.
+        wait: Waits for the part that is launched before.
     """
 
     def __init__(self, sample: Callable[[TokenBitmasks], StepHandle], wait: Callable[[], None]) -> None:
@@ -56,7 +52,7 @@ class MaskedStepHandle:
         self._whole: StepHandle | None = None
 
     def submit_bitmasks(self, masks: TokenBitmasks) -> None:
-        """Hand over the step's bitmasks, which launches the rest of it. Called once."""
+        """Launch the rest of the step with its bitmasks. Called once."""
         assert self._whole is None, "bitmasks come twice"
         self._whole = self._sample(masks)
 
@@ -64,7 +60,7 @@ class MaskedStepHandle:
         return self._whole is not None and self._whole.done()
 
     def wait(self) -> None:
-        """Wait until the device is done with what is launched. Without its bitmasks, the step never ends."""
+        """Wait until the device has finished what is launched so far."""
         if self._whole is None:
             self._wait()
         else:
@@ -76,7 +72,6 @@ class MaskedStepHandle:
 
 
 StepHandle = LaunchedStep | MaskedStepHandle
-"""A step in flight."""
 
 
 class HostTimer:
@@ -86,7 +81,7 @@ class HostTimer:
         self._began = time.perf_counter()
 
     def stop(self, finish: Callable[[float], Result]) -> StepHandle:
-        """End the step; `finish` is told how many milliseconds it took."""
+        """End the step; `finish` receives its duration in milliseconds."""
         result = finish((time.perf_counter() - self._began) * 1e3)
         return LaunchedStep(lambda: result)
 
@@ -95,11 +90,7 @@ class HostTimer:
 
 
 class StreamTimer:
-    """Times a step that is launched on a GPU's stream.
-
-    Args:
-        began, ended: Events before and behind the step.
-    """
+    """Times a step on a GPU's stream, by events before and after it."""
 
     def __init__(self, stream: torch.cuda.Stream, began: torch.cuda.Event, ended: torch.cuda.Event) -> None:
         self._stream = stream
@@ -107,26 +98,24 @@ class StreamTimer:
         self._ended = ended
 
     def stop(self, finish: Callable[[float], Result]) -> StepHandle:
-        """Note on the stream where the step ends; `finish` makes its result later."""
+        """Record the end of the step on the stream; `finish` later receives its duration in milliseconds."""
         self._ended.record(self._stream)
         return LaunchedStep(lambda: finish(self._began.elapsed_time(self._ended)), self._ended)
 
     def wait(self) -> None:
-        """Wait until what is launched has run."""
+        """Wait until the device has finished what is launched so far."""
         self._stream.synchronize()
 
 
 StepTimer = HostTimer | StreamTimer
-"""Times a step."""
 
 
 class StepTimers:
-    """Makes a timer for each step, on the current stream of a GPU or on a CPU. Events are used in turn.
+    """Makes a timer for each step, on a CPU or on a GPU's current stream. Events are reused in turn.
 
     Args:
-        device: Where steps run.
-        in_flight: See MAX_STEPS_IN_FLIGHT. The end of a step may be the beginning of the next, so its events are free
-            one step later than the step.
+        in_flight: Maximum steps in flight. One more pair of events is needed, because the end of a step may serve as
+            the beginning of the next.
     """
 
     def __init__(self, device: torch.device, in_flight: int = MAX_STEPS_IN_FLIGHT) -> None:
@@ -136,7 +125,7 @@ class StepTimers:
         self._last: torch.cuda.Event | None = None
 
     def start(self) -> StepTimer:
-        """Begin a step: now, or at the end of the step before if that still runs; an event records that end already."""
+        """Begin a step now, or at the recorded end of the step before if that still runs."""
         if self._device.type == "cpu":
             return HostTimer()
         stream = torch.cuda.current_stream(self._device)

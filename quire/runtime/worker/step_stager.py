@@ -1,4 +1,4 @@
-"""The beginning of a step: what it takes from the host is staged, and the plan's changes are made."""
+"""Stages what a step needs from the host, and makes its plan's changes."""
 
 from __future__ import annotations
 
@@ -23,16 +23,16 @@ from quire.runtime.worker.staging_buffer import CopiedColumns, StagedColumns, St
 from quire.runtime.worker.step import Step, StepInputs, StepKey, StepKind
 
 _MAX_KEPT = 256
-"""Steps that are kept, at most. As long as the same sequences run, few steps differ."""
+"""Maximum number of kept steps. While the same sequences run, few steps differ."""
 
 
 class KeptStep(NamedTuple):
-    """What was staged for a step, kept for others that are alike. Where tokens stay on the device, steps of the same
-    rows differ in nothing that the host knows: a draft model's, and those that verify its drafts.
+    """What was staged for a step, kept for later steps with the same key. If drafts stay on the device, a draft model's
+    steps and the steps that verify its drafts do not differ in anything that the host knows.
 
     Attributes:
-        host: The rows; `max_lengths` is not true any more.
-        columns: What is copied to the device.
+        host: The rows; their `max_lengths` are out of date.
+        columns: The columns that are copied to the device.
     """
 
     host: HostBatch
@@ -41,7 +41,7 @@ class KeptStep(NamedTuple):
 
 
 class StepStager:
-    """Stages steps, one behind another.
+    """Stages steps in order.
 
     Args:
         verifies: Whether the graphs of short steps verify drafts.
@@ -69,8 +69,8 @@ class StepStager:
         self._kept: dict[StepKey, KeptStep] = {}
 
     def stage(self, step: Step) -> None:
-        """Stage the step's columns, make the changes of its plan, and wait for tokens that its rows read. If it has a
-        key, the columns are kept, and used again when the step is staged again."""
+        """Stage the step's columns, make its plan's changes, and wait for tokens from other stages that its rows read.
+        Columns of a step with a key are kept, so that staging an equal step reuses them."""
         if step.alike is not None:
             step.staged = self._stage_changes(step.plan, self._staging.begin_alike(step.alike))
             return
@@ -84,7 +84,6 @@ class StepStager:
             self._kept[step.key] = KeptStep(step.host, step.shape, step.alike)
 
     def kept(self, key: StepKey) -> KeptStep | None:
-        """What was staged for a step with this key, if it was kept."""
         return self._kept.get(key)
 
     def stage_dummy(self, step: Step) -> None:
@@ -92,19 +91,19 @@ class StepStager:
         step.staged = self._stage_columns(step).finish()
 
     def stage_changes(self, plan: Plan) -> None:
-        """Stage a plan without rows, and make its changes."""
+        """Stage and make the changes of a plan without rows."""
         self._stage_changes(plan, self._staging.begin().end()).copy_to_device()
 
     @property
     def overflowed(self) -> bool:
-        """Whether a column of the step that was staged last found no room in the staging buffer."""
+        """Whether a column of the last staged step did not fit into the staging buffer."""
         return self._staging.overflowed
 
     def _stage_columns(self, step: Step) -> ZeroCopyColumns:
-        """Write all that the step takes from the host but the plan's changes into the staging buffer.
+        """Write the step's inputs, apart from the plan's changes, into the staging buffer.
 
-        What a captured graph reads is copied to the device: in steps of one shape it has the same length and place each
-        time. The rest, which only some steps have, is read from the host.
+        Inputs that a captured graph reads are copied to the device, where steps of one shape have them at the same
+        place. The device reads the other inputs, which only some steps have, from the host.
         """
         shape, slots = step.shape, self._slots
         host = step.host if shape is None else step.host.padded_to(shape, slots.dummy)
@@ -139,7 +138,7 @@ class StepStager:
         return zero_copy
 
     def _stage_changes(self, plan: Plan, zero_copy: ZeroCopyColumns) -> StagedColumns:
-        """Stage a plan's changes behind what is staged already, and make them."""
+        """Stage a plan's changes after the columns that are staged already, and apply them."""
         slot_updates: SlotUpdates = self._slots.stage(plan, zero_copy)
         block_moves: BlockMoves = self._transfer.stage(plan, zero_copy)
         staged = zero_copy.finish()
@@ -148,7 +147,7 @@ class StepStager:
         return staged
 
     def _stage_tiles(self, step: Step, host: HostBatch, copied: CopiedColumns) -> Tiles | None:
-        """Stage the tiles of the step's adapters; None where adapters change nothing."""
+        """Stage the tiles of the step's adapters; returns None if adapters change nothing."""
         if self._adapters is None or step.adapted is Adapted.NOTHING:
             return None
         adapters = self._slots.host.adapters[host.slots]
@@ -157,14 +156,14 @@ class StepStager:
         return self._adapters.stage(host, adapters, copied, step.shape)
 
     def _stage_expert_slots(self, step: Step, host: HostBatch, copied: CopiedColumns) -> Tensor | None:
-        """Stage the slots of adapters that change experts; None where none does."""
+        """Stage the slots of adapters that change experts; returns None if no adapter does."""
         if self._adapters is None or step.adapted is not Adapted.EXPERTS:
             return None
         return self._adapters.stage_expert_slots(host, self._slots.host.adapters[host.slots], copied)
 
 
 def late_columns(step: Step) -> IntArray | None:
-    """What the device needs for positions that it samples behind the step; None: there are none."""
+    """Return the host column of `Step.late_columns`; None if no position is late or the step stops at its logits."""
     if step.stops_at_logits or not len(step.late):
         return None
     if step.kind is StepKind.VERIFY:
@@ -173,21 +172,21 @@ def late_columns(step: Step) -> IntArray | None:
 
 
 def _stage_drafts(step: Step, copied: CopiedColumns) -> DraftColumns[Tensor]:
-    """Stage the drafts that a short step's graph verifies, or padding in their place."""
+    """Stage the drafts that a short step's graph verifies, or padding if it verifies none."""
     assert step.shape is not None, "a short step has a shape"
     drafts = step.drafts if step.verified_by_graph else None
     return DraftColumns(*map(copied.add, padded_columns(drafts, step.shape.sampled, step.shape.sampled)))
 
 
 def drafting_key(plan: Plan) -> StepKey:
-    """The key of a draft model's step."""
+    """Return the key of a draft model's step; empty if the plan names tokens, as such a step does not come again."""
     if any(token >= 0 for token in plan.tokens):
         return ()
     return (*plan.slots, -1, *plan.counts, -1, *plan.tokens, -1, *plan.sampled_rows)
 
 
 def verified_key(plan: Plan, drafts: StepDrafts) -> StepKey:
-    """The key of a step that verifies drafts."""
+    """Return the key of a step that verifies drafts; empty if the host names drafts or tokens."""
     if not drafts.on_device or plan.token_rows:
         return ()
     return (*plan.slots, -1, *plan.counts, -1, *plan.drafts, -1, *drafts.counts.tolist())

@@ -1,4 +1,4 @@
-"""Reads a model's weights from its checkpoint into its layers, and says how fast that was."""
+"""Reads a model's weights from its checkpoint into its layers, and logs how fast that was."""
 
 from __future__ import annotations
 
@@ -34,15 +34,13 @@ def load_weights(config: Config, spec: ModelSpec, whole: ModelSpec, factory: Lay
     """Read the weights of all layers that the factory built.
 
     Args:
-        config: Says where they are.
-        spec: Of what the layers are of.
-        whole: Of the model that they are a part of: files are checked for all of it.
-        factory: With the layers.
-        clock: For the rate.
+        spec: Spec of this rank's share of the model.
+        whole: Spec of the whole model, all of whose weights the files must have.
+        clock: Measures the reading rate.
 
     Raises:
         CheckpointError: The checkpoint does not fit the model.
-        MemoryBudgetError: There is not that much memory.
+        MemoryBudgetError: There is not enough memory.
     """
     dtype, specs = config.model.dtype, weight_specs_of(factory.layers)
     if len(spec.layers) < len(whole.layers):
@@ -70,7 +68,7 @@ def load_weights(config: Config, spec: ModelSpec, whole: ModelSpec, factory: Lay
 
 
 def open_checkpoint(config: Config, spec: ModelSpec, specs: list[WeightSpec]) -> Checkpoint:
-    """The model's files, which have all that its layers read; the caller closes them.
+    """Open the model's files, and check that they have all weights in `specs`. The caller closes them.
 
     Raises:
         CheckpointError: The checkpoint does not fit the model.
@@ -81,25 +79,16 @@ def open_checkpoint(config: Config, spec: ModelSpec, specs: list[WeightSpec]) ->
 
 
 def undivided_layers(spec: ModelSpec, options: TensorOptions, updates: LowRankUpdates | None = None) -> list[Layer]:
-    """The layers of all ranks together, as a description: nobody loads them.
-
-    Args:
-        spec: Of the whole model.
-        options: See LayerFactory.
-        updates: Gets what adapters may change of them.
-    """
+    """Describe the layers of all ranks together, without loading them. `updates` receives what adapters may change in
+    them."""
     factory = LayerFactory(options, spec.quantization, updates=updates)
     build_model(spec, factory)
     return factory.layers
 
 
 def load_fusion(config: Config, head: ModelSpec, factory: LayerFactory) -> None:
-    """Read the weights of the product that makes a draft head's states, which is all that the factory built.
-
-    Args:
-        config: Of the head's worker.
-        head: The head.
-        factory: See above.
+    """Read the weights of a draft head's fusion, the only layer that `factory` has built. `config` names the head's
+    files.
 
     Raises:
         CheckpointError: The head's checkpoint does not fit.
@@ -130,7 +119,7 @@ def _open(config: Config, spec: ModelSpec, specs: list[WeightSpec], *, fusion: b
 
 
 def _log_other_parts(files: Checkpoint) -> None:
-    """Say what is left out of a model that reads more than text."""
+    """Log which parts of a multimodal model are left out."""
     names = [name.removeprefix("model.") for name in files.contents() if text_name(name) is None]
     if names:
         parts = ", ".join(sorted({name.partition(".")[0] for name in names}))

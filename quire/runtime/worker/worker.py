@@ -1,7 +1,8 @@
-"""One device: loads the model and its KV cache, says how large they are, and launches plans.
+"""One device's worker: loads the model, allocates its KV cache, and runs plans. It does not know requests or the
+scheduler.
 
-Takes a Config that is already resolved: `model` is a directory, and device, dtype and lengths are chosen; the size of
-the KV cache as well, but on a GPU, where it is measured. Knows nothing about requests or the scheduler.
+The Config must be resolved: `model` is a directory, and device, dtype and lengths are chosen. On a CPU the size of the
+KV cache is chosen too; on a GPU the worker measures it.
 """
 
 from __future__ import annotations
@@ -58,28 +59,26 @@ if TYPE_CHECKING:
     from quire.compute.kernels.triton.launching.precompiler import Precompiler
 
 Agree = Callable[[NumBlocks], NumBlocks]
-"""From the blocks that a rank has room for to those that all ranks have."""
+"""Takes the number of blocks that fit on this rank, and returns the number that all ranks have."""
 _log = logging.getLogger(__name__)
 
 
 class Worker:
-    """Owns the device's tensors. `load` comes once, before any `execute`; both in the same thread.
+    """Owns the device's tensors. Call `load` once before any `execute`, both in the same thread.
 
     Args:
-        config: Resolved settings.
-        clock: For the seconds of the start.
-        precompiler: Compiles the kernels while weights are read; None: each is compiled when it is launched first.
-        mesh: Its place among the workers that compute one model together.
-        collectives: Of those that divide its layers.
-        links: To those that have the layers before and after its own.
-        rehearsed: What takes the place of `collectives` in a compile warm-up.
-        loan: What a draft head is lent by its model; None: the worker is of a model.
-        followed: Of a draft model on a device that runs ahead, the slots of the model that it drafts for.
-        stages: What other stages of a pipeline are told, where devices run ahead; None: nothing.
-        engines: Those with which its engine divides experts, if there are any.
+        precompiler: Compiles kernels while weights are read; None: each kernel is compiled at its first launch.
+        mesh: The worker's place among the workers that compute one model together; None: it is alone.
+        collectives: Collectives of the ranks that divide each layer.
+        links: Links to the ranks with the layers before and after this rank's.
+        rehearsed: Replaces `collectives` in the compile warm-up.
+        loan: What the main model lends to a draft head's worker; None for any other worker.
+        followed: Slots of the main model, for a draft model on a device that runs ahead; otherwise None.
+        stages: Coordinates pipeline stages where devices run ahead; otherwise None.
+        engines: The engines that divide experts with this one; None if there are no others.
 
     Attributes:
-        adapters: Loads them, once the model is loaded; None: none are served.
+        adapters: The adapter loader, once the model is loaded; None if no adapters are served.
     """
 
     def __init__(
@@ -120,14 +119,13 @@ class Worker:
         self.adapters: DeviceAdapterLoader | None = None
 
     def load(self, agree: Agree = lambda blocks: blocks) -> DeviceLimits:
-        """Run the whole start: `read_weights`, `measure`, plan, `allocate`, `capture_graphs`.
+        """Load the model and make the device ready to serve.
 
         Args:
-            agree: Called once with the blocks of this rank's plan, before any of them is allocated; returns those of
-                all ranks.
+            agree: Called once with this rank's number of blocks, before any block is allocated.
 
         Raises:
-            CheckpointError: The model's files do not serve.
+            CheckpointError: The model's files are broken or do not fit the model.
             MemoryBudgetError: Weights, steps or the KV cache do not fit; the message names the flag to change.
         """
         with self._stage("kernels") if self._device.type == "cpu" else nullcontext():
@@ -152,7 +150,7 @@ class Worker:
         return DeviceLimits(blocks.device, loaded.spec.vocab_size, blocks.host, self._startup, sizes)
 
     def set_threads(self) -> None:
-        """Set how many threads torch and our kernels use. Called by `load`, in the thread that computes."""
+        """Set how many threads torch and Quire's kernels use. `load` calls this in the thread that computes."""
         sharing = self._config.parallel.ranks_of_a_node * self._config.parallel.data_parallel_size
         threads = compute_threads(self._config.device.cpu_threads, torch.get_num_threads(), sharing)
         torch.set_num_threads(threads)
@@ -202,10 +200,8 @@ class Worker:
         return LoadedModel(share, model, slots, kernels_known, gemm_warmup, updates, read)
 
     def measure(self, loaded: LoadedModel) -> MeasuredMemory:
-        """The memory of a GPU that is left for the KV cache once the largest step has run on a cache of one block.
-
-        What libraries have loaded for their products counts as taken.
-        """
+        """Measure how much GPU memory is left for the KV cache, after the largest step has run on a cache of one block.
+        Memory that libraries have taken for their kernels counts as used."""
         if loaded.gemm_warmup is None:
             return MeasuredMemory(None, library() is not None)
         smaller = "lower --max-num-batched-tokens or --max-num-seqs, or give a smaller model"
@@ -220,7 +216,7 @@ class Worker:
             return MeasuredMemory(left - draft_model_bytes(self._config))
 
     def allocate(self, loaded: LoadedModel, blocks: NumBlocks) -> None:
-        """Make the KV cache and the host pool, and the buffers of steps."""
+        """Allocate the KV cache, the host pool and the buffers of steps."""
         with self._stage("kv_cache"), gpu_memory.room_for("the buffers of steps", "lower --gpu-memory-utilization"):
             with gpu_memory.in_one_segment(self._device):
                 kv_cache = self._parts.kv_cache(loaded.spec, blocks.device)
@@ -251,25 +247,24 @@ class Worker:
     # --- serving ------------------------------------------------------------------------------------------------------
 
     def launch(self, plan: Plan) -> StepHandle:
-        """Begin one step on a GPU, and find its drafts; see `awaits_results`."""
+        """Find the plan's drafts and launch its step on a GPU. Ask `awaits_results` first if the plan allows drafts."""
         return self._runner.launch(plan, None if self._drafter is None else self._drafter.launch(plan))
 
     def awaits_results(self, plan: Plan) -> bool:
-        """Whether this plan gets drafts that need the tokens of all steps before it, so that these must be finished
-        before it is launched. Asked once for each plan that allows drafts, in their order, on a GPU."""
+        """Return whether the plan gets drafts that need the tokens of all earlier steps, so that these must be finished
+        first. On a GPU, ask once for each plan that allows drafts, in order."""
         return self._drafter is not None and self._drafter.awaits_results(plan)
 
     def take_masked_drafts(self) -> MaskedDrafts | None:
-        """What was proposed for the masked rows of the step that was launched last, if these may have drafts."""
+        """Return the drafts for the masked rows of the last launched step; None if those rows may not have drafts."""
         return None if self._drafter is None else self._drafter.take_masked()
 
     def submit_bitmasks(self, masks: TokenBitmasks) -> None:
-        """Hand over the bitmasks of the step that was begun last; no other begins before they are there."""
+        """Hand over the bitmasks of the last launched step. No other step may be launched before."""
         self._runner.submit_bitmasks(masks)
 
     def finish(self, step: StepHandle) -> Result:
-        """Wait for a step and return its result, which says how many host blocks are ready when more are than
-        before."""
+        """Wait for a step and return its result, which also reports the number of ready host blocks if it has grown."""
         result = step.result()
         if self._drafter is not None:
             result = self._drafter.finish(result)
@@ -287,9 +282,8 @@ class Worker:
         """Run one step on a CPU.
 
         Args:
-            plan: The step.
-            masks: Waits for the bitmasks of its masked rows.
-            drafted: Told what is proposed for these rows, if they may have drafts.
+            masks: Waits for the bitmasks of the plan's masked rows.
+            drafted: Receives the drafts of these rows, if they may have any.
         """
         drafts = None if self._drafter is None else self._drafter.launch(plan)
         if (proposed := self.take_masked_drafts()) is not None:
@@ -302,11 +296,11 @@ class Worker:
         return self.finish(step)
 
     def learn_tokens(self, slots: Sequence[int], tokens: Sequence[int]) -> None:
-        """Take the tokens that another stage has sampled for these slots, which their next rows read; on a CPU."""
+        """On a CPU, set the tokens that the last pipeline stage sampled for these slots; their next rows read them."""
         self._slots.last_token[list(slots)] = torch.tensor(tokens)
 
     def close(self) -> None:
-        """End the worker after its last step: stop compiling, and give back the host pool's memory."""
+        """Stop compiling and release the host pool's memory. Call this after the last step."""
         if self.adapters is not None:
             self.adapters.close()
         if self._transfer is not None:
@@ -318,27 +312,23 @@ class Worker:
 
     @contextmanager
     def _stage(self, name: str) -> Iterator[None]:
-        """Measure how long a stage of the start takes."""
         began = self._clock.now()
         yield
         self._startup[name] = self._clock.now() - began
 
     def _compile_only(self) -> AbstractContextManager[None]:
-        """A context in which kernels are compiled and do not run, if there is a precompiler."""
         return nullcontext() if self._precompiler is None else self._precompiler.warmup()
 
     def _deferred(self) -> AbstractContextManager[None]:
-        """A context in which kernels are compiled and do not run, if there is a precompiler. It is for those that only
-        some requests need: the start does not wait for their compilation."""
+        """Return a context that compiles kernels without running them, if there is a precompiler. The start does not
+        wait for these kernels, because only some requests need them."""
         return nullcontext() if self._precompiler is None else self._precompiler.warmup(deferred=True)
 
     def _warm_up_compilation(self, spec: ModelSpec) -> bool:
-        """Let all kernels be compiled or loaded from disk while weights are read. Returns whether there was memory for
-        that.
+        """Compile all kernels, or load them from disk, while weights are read. Returns False if memory was missing.
 
         Args:
-            spec: Of the model. A stage launches kernels of any of its layers, which may be few: they are those of the
-                whole model.
+            spec: Spec of the whole model. A pipeline stage warms up the kernels of all layers, as its own may be few.
         """
         mesh = replace(self._mesh, rank=self._mesh.tp_rank, pp=1)
         share = rank_share(spec, mesh)
@@ -358,7 +348,6 @@ class Worker:
         return True
 
     def _start_gemm_warmup(self, spec: ModelSpec, factory: LayerFactory) -> Future[bool]:
-        """Let a thread run the libraries' products of the layers' shapes once, while weights are read."""
         head = self._mesh.padded_part(spec.vocab_size).count
         gemms = gemms_of(factory.layers, head, spec.hidden, self._parts.limits, self._parts.graph_shapes().all())
         return start_warmup(gemms, factory.options)
@@ -375,16 +364,12 @@ class Worker:
 
     @property
     def _slots_to_follow(self) -> SlotTable | None:
-        """The slots that a draft model follows, on a device that runs ahead of the host."""
+        """Return the slots that a draft model follows; None unless the device runs ahead of the host."""
         return self._slots if self._runner.runs_ahead else None
 
     def _load_draft_model(self, loaded: LoadedModel, config: Config) -> StartingRunner:
-        """The runner of a draft model or head.
-
-        Args:
-            loaded: The model that verifies.
-            config: Of the other one.
-        """
+        """Load a draft model or head with its own `config`, and return its runner. `loaded` is the model that
+        verifies."""
         loan = loaded.states.loan() if isinstance(loaded.states, ModelStates) else None
         with self._stage("draft_model"):
             worker = Worker(config, self._clock, loan=loan, followed=self._slots_to_follow)
@@ -396,6 +381,5 @@ class Worker:
     def _build_runner(
         self, loaded: LoadedModel, kv_cache: Tensor, transfer: BlockTransfer | None = None
     ) -> StartingRunner:
-        """A runner on this KV cache; without `transfer`, it has no host pool."""
         transfer = transfer or block_transfer(kv_cache, 0)
         return self._parts.runner(loaded, kv_cache, self._kv_scales, transfer, self._followed, self._stages)

@@ -1,7 +1,5 @@
-"""What a worker is built of: the model as it is loaded, and what holds the tensors of its steps.
-
-Knows the settings and the device. Knows nothing about the order in which a worker starts.
-"""
+"""Builds the parts of a worker: the loaded model, the runner, and whatever holds the tensors of steps. It does not know
+the order in which a worker starts."""
 
 from __future__ import annotations
 
@@ -44,16 +42,15 @@ from quire.runtime.worker.weight_loading import open_checkpoint, undivided_layer
 
 @dataclass(frozen=True)
 class LoadedModel:
-    """A model with its weights, and what the start knows of its kernels.
+    """A model with its weights, and what the start knows about its kernels.
 
     Attributes:
-        spec: Of this rank's share of the model.
-        model: With weights.
-        slots: The slot table.
-        kernels_known: Whether all kernels of its steps are compiled, or will be, by the precompiler.
-        gemm_warmup: Whether the libraries' products have been used once; None on a CPU.
-        updates: What adapters change of it; None: there are none.
-        states: What a draft head reads of it; of a head, how it reads them. None: there is no head.
+        spec: Spec of this rank's share of the model.
+        kernels_known: Whether the precompiler has compiled, or will compile, all kernels of the model's steps.
+        gemm_warmup: Result of `run_gemms`; None on a CPU.
+        updates: What adapters change in the model; None without adapters.
+        states: For a model, the states that its draft head reads; for a draft head, how it reads them; None without a
+            head.
     """
 
     spec: ModelSpec
@@ -66,12 +63,7 @@ class LoadedModel:
 
 
 class WorkerParts:
-    """Builds the parts of one worker.
-
-    Args:
-        config: Resolved settings.
-        mesh: The worker's place among those that compute one model together.
-    """
+    """Builds the parts of one worker from its settings and device."""
 
     def __init__(self, config: Config, device: torch.device, mesh: Mesh) -> None:
         self._config = config
@@ -80,51 +72,48 @@ class WorkerParts:
 
     @property
     def limits(self) -> StepLimits:
-        """The limits of every step."""
         return StepLimits.of(self._config)
 
     @property
     def options(self) -> TensorOptions:
-        """The device and dtype of the model's tensors."""
         return TensorOptions(self._device, _dtype(self._config))
 
     def graph_shapes(self) -> GraphShapes:
-        """The shapes of the steps that are captured."""
         limits, most = self.limits, self._config.device.max_cudagraph_capture_size or 0
         short = ShortSteps.VERIFYING if limits.drafts else ShortSteps.NONE
         return GraphShapes(most, limits.rows, limits.tokens, limits.length, limits.sampled, short)
 
     def kv_cache(self, spec: ModelSpec, num_blocks: int) -> Tensor:
-        """Allocate a KV cache of `num_blocks` blocks and the dummy, as the settings say."""
+        """Allocate a KV cache of `num_blocks` blocks and the dummy block."""
         dtype = ELEMENTS[self._config.kv_dtype]
         return allocate_kv_cache(spec, num_blocks, self._config.cache.block_size, dtype, self._device)
 
     def allocate_states(self, loaded: LoadedModel, num_blocks: int) -> StateRows | None:
-        """The place of what a draft head reads, if there is a head."""
+        """Allocate the states that a draft head reads; returns None if there is no head."""
         if not isinstance(loaded.states, ModelStates):
             return None
         loaded.states.allocate(num_blocks, self._config.cache.block_size, self.limits.rows + 1)
         return loaded.states.states
 
     def slot_table(self, spec: ModelSpec) -> SlotTable:
-        """A slot for each sequence that may run."""
+        """Make a slot table for all sequences that may run at a time."""
         limits, size = self.limits, self._config.cache.block_size
         processors = load_processors(self._config.model.logits_processors)
         blocks, groups = -(-limits.length // size), len(spec.kv_groups())
         return SlotTable(limits.rows, blocks, groups, spec.vocab_size, self._device, processors, limits.drafts)
 
     def updates(self) -> LowRankUpdates | None:
-        """What adapters may change of a model that is about to be built."""
+        """Return an empty record of what adapters may change in a model that is built next; None without adapters."""
         lora = self._config.lora
         return LowRankUpdates(lora.max_loras, lora.max_lora_rank, self._device.type) if lora.enable_lora else None
 
     def adapter_loader(self, updates: LowRankUpdates, spec: ModelSpec, factory: LayerFactory) -> DeviceAdapterLoader:
-        """Reads adapters of this model from wherever they are; makes their slots.
+        """Make the slots of adapters, and a loader that reads adapters from a directory or the hub.
 
         Args:
-            updates: What they may change of this rank's part.
-            spec: Of the whole model.
-            factory: With this rank's layers.
+            updates: What adapters may change in this rank's part.
+            spec: Spec of the whole model.
+            factory: The factory that built this rank's layers.
         """
         with gpu_memory.room_for(
             "the slots of adapters", "lower --max-loras or --max-lora-rank, or give a smaller model"
@@ -153,8 +142,8 @@ class WorkerParts:
         followed: SlotTable | None,
         stages: StageSteps | None,
     ) -> StartingRunner:
-        """A runner of this model. `kv_scales` are those of a quantized KV cache; `followed` and `stages` are those of
-        Worker."""
+        """Build a runner of the model. `kv_scales` are the scales of a quantized KV cache; `followed` and `stages` are
+        those of Worker."""
         limits, spec, tokens, depth = self.limits, loaded.spec, None, MAX_STEPS_IN_FLIGHT
         if followed is not None:
             tokens = DeviceTokens(loaded.slots, followed, is_head=spec.head is not None)
@@ -177,7 +166,7 @@ class WorkerParts:
         )
 
     def _synthetic_acceptance(self, spec: ModelSpec) -> SyntheticAcceptance | None:
-        """What decides in the model's place which drafts stay, in a benchmark."""
+        """Return what replaces the model in accepting drafts, in benchmarks; None in normal use."""
         speculation = self._config.speculation.speculation
         if speculation is None or not speculation.synthetic_rates:
             return None
@@ -185,7 +174,6 @@ class WorkerParts:
 
 
 def _attention(kv: KVView, spec: ModelSpec, limits: StepLimits, dtype: torch.dtype) -> AttentionBackend:
-    """The backend that serves the device on which the cache lies."""
     if kv.layers[0].keys.device.type == "cpu":
         from quire.compute.attention.cpu import CpuAttention
 

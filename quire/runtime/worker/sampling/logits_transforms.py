@@ -1,4 +1,4 @@
-"""All that changes logits before a token is sampled, for the slots that ask for it; for others, one look at a column.
+"""Everything that changes logits before a token is sampled, for the slots that ask for it; other slots cost one lookup.
 
 The order is vLLM's: allowed tokens, bad words, stop tokens before min_tokens, logit_bias (`token_rules.py`), then the
 operator's logits processors, then penalties.
@@ -39,20 +39,20 @@ class LogitsTransforms:
         self._all = (self._allowed, self._bad_words, self._bias, self._processors, self._penalties)
 
     def admit(self, owner: Admitted) -> None:
-        """Take a slot's new owner."""
+        """Register a slot's new owner."""
         self._asked[owner.slot] = sum(transform.admit(owner) for transform in self._all)  # each must hear of it
 
     def any_active(self, slots: IntArray) -> bool:
-        """Whether any of these slots' logits are changed."""
+        """Whether the logits of any of these slots are changed."""
         return bool(self._asked[slots].any())
 
     def are_active(self, slots: IntArray) -> npt.NDArray[np.bool_]:
-        """Whether each slot's logits are changed, [slots]."""
+        """Return whether the logits of each of these slots are changed, [slots]."""
         active: npt.NDArray[np.bool_] = self._asked[slots] > 0
         return active
 
     def active_rows(self, sampled_slots: IntArray) -> ActiveRows:
-        """Which rows of the logits of these slots are changed."""
+        """Return the rows of these slots' logits that are changed."""
         asked = self._asked[sampled_slots]
         if not asked.any():
             return ()
@@ -60,7 +60,7 @@ class LogitsTransforms:
         return list(zip(rows.tolist(), sampled_slots[rows].tolist(), strict=True))
 
     def apply(self, logits: Tensor, active: ActiveRows) -> dict[int, str]:
-        """Change logits [sampled, vocab] fp32 in place. Returns what went wrong, by row."""
+        """Change logits [sampled, vocab] fp32 in place; returns errors of logits processors by row."""
         self._allowed.apply(logits, active)
         self._bad_words.apply(logits, active)
         for slot in self._bias.apply(logits, active):
@@ -70,24 +70,23 @@ class LogitsTransforms:
         return errors
 
     def record_tokens(self, tokens: Tensor, active: ActiveRows) -> None:
-        """Take note of the sampled `tokens`, [sampled] int64."""
+        """Note the sampled `tokens`, [sampled] int64."""
         self._bad_words.record_tokens(tokens, active)
         self._processors.record_tokens(tokens, active)
         self._penalties.record_tokens(tokens, active)
 
     def warm_up(self, logits: Tensor) -> None:
-        """Run the kernels that transforms may need, with the memory of those that take much, on unused logits
-        [sampled, vocab] fp32.
-        """
+        """Run the kernels of transforms on unused logits [sampled, vocab] fp32, with the memory that they take at
+        most."""
         self._allowed.warm_up(logits)
         self._penalties.warm_up(logits)
 
 
 class SlotProcessors:
-    """Runs the operator's logits processors for the slots that have any.
+    """Runs the operator's logits processors for the slots that use any.
 
-    A processor that raises fails its own request and no other. Tokens are given to it on the host, so a step with such
-    a slot waits for the device.
+    A processor that raises an exception fails only its own request. Processors receive tokens on the host, so a step
+    with such a slot waits for the device.
     """
 
     def __init__(self, processors: Sequence[LogitsProcessor]) -> None:
@@ -97,7 +96,7 @@ class SlotProcessors:
         self._tokens: dict[int, tuple[list[int], list[int]]] = {}  # prompt, output
 
     def admit(self, owner: Admitted) -> bool:
-        """Take a slot's new owner; returns whether a processor takes it, or failed to."""
+        """Register a slot's new owner; returns whether a processor accepts it, or failed to decide."""
         slot = owner.slot
         for of_slot in (self._chains, self._refused, self._tokens):
             of_slot.pop(slot, None)
@@ -113,7 +112,7 @@ class SlotProcessors:
         return slot in self._chains or slot in self._refused
 
     def apply(self, logits: Tensor, active: ActiveRows) -> dict[int, str]:
-        """Change logits [sampled, vocab] fp32 in place. Returns what went wrong, by row."""
+        """Change logits [sampled, vocab] fp32 in place; returns errors by row."""
         errors: dict[int, str] = {}
         for row, slot in active:
             if slot in self._refused:
@@ -145,11 +144,11 @@ def _cause(error: Exception) -> str:
 
 
 class Penalties:
-    """Presence, frequency and repetition penalties: which tokens each slot's sequence has, and its penalties for them.
+    """Presence, frequency and repetition penalties, and the token counts of each slot's sequence that they need.
 
-    The device counts the tokens that it samples, so no step waits for the host to learn a token. Every slot has a row
-    of counts from the start, 4 bytes a token of the vocabulary, so that no request finds memory missing: 256 slots of
-    128,256 tokens are 132 MB. On a CPU only rows that are written take memory.
+    The device counts the tokens that it samples, so no step waits for the host. Each slot has a row of counts from the
+    start, 4 bytes per token of the vocabulary, so that memory never runs out later: 256 slots of 128,256 tokens take
+    132 MB. On a CPU only written rows take memory.
     """
 
     def __init__(self, slots: int, vocab_size: int, device: torch.device) -> None:
@@ -161,7 +160,7 @@ class Penalties:
         self._weights = torch.zeros((slots, 3), device=device)  # presence, frequency, repetition
 
     def admit(self, owner: Admitted) -> bool:
-        """A slot's new owner; whether it asks for any of this."""
+        """Register a slot's new owner; returns whether it uses penalties."""
         slot, asked = owner.slot, owner.sampling
         self._active.discard(slot)
         if not asked.penalizes:
@@ -187,13 +186,12 @@ class Penalties:
             self._count_sampled(tokens, *upload(own, self._device), self._seen)
 
     def warm_up(self, logits: Tensor) -> None:
-        """Run both kernels on unused logits [sampled, vocab] fp32."""
         first = upload([[0], [0]], self._device)
         seen, weights = self._seen.new_zeros((1, logits.shape[-1])), self._weights.new_ones((1, 3))
         self._apply_penalties(logits, *first, seen, weights)
         self._count_sampled(first[0], *first, seen)
 
     def _own(self, active: ActiveRows) -> list[list[int]]:
-        """The rows and slots that ask for penalties, as two lists; empty if none does."""
+        """Return the rows and slots with penalties, as two lists; an empty list if there are none."""
         own = [(row, slot) for row, slot in active if slot in self._active]
         return [list(column) for column in zip(*own, strict=True)]

@@ -1,5 +1,4 @@
-"""Log probabilities of sampled tokens and of prompts, and of others beside them: the likeliest ones, or those that a
-request names.
+"""Log probabilities of sampled tokens and of prompts, together with the likeliest tokens or those that a request names.
 
 They are launched on the device and collected on the host later, so that no step waits for them.
 """
@@ -28,28 +27,29 @@ if TYPE_CHECKING:
 
 LogprobsMode = Literal["raw_logprobs", "processed_logprobs", "raw_logits", "processed_logits"]
 SampledLogprobs = Callable[[], list[TokenLogprobs | None]]
-"""Collects what was launched, once the device is done: an entry for each sampled position; None: none is wanted."""
+"""Collects launched log probabilities once the device is done: an entry per sampled position, None if none is
+wanted."""
 PromptsLogprobs = Callable[[], list[list[TokenLogprobs]]]
-"""Collects what was launched, once the device is done: a list for each row."""
+"""Collects launched log probabilities once the device is done: a list for each row."""
 NO_LOGPROBS = -1
 UNSORTED_MOST = 64
-"""Up to so many of the likeliest tokens are found without sorting a row of logits."""
+"""Up to this many likeliest tokens are found without sorting a row of logits."""
 SORTED_LOGITS = 2**24
-"""Logits that are sorted at a time, at most, but one row at least. Sorting takes some 50 bytes for each."""
+"""Maximum logits that are sorted at a time, though never less than one row. Each takes about 50 bytes."""
 
 
 def rows_at_once(vocab_size: int) -> int:
-    """Rows of logits that are sorted at a time."""
+    """Return how many rows of logits are sorted at a time."""
     return max(1, SORTED_LOGITS // vocab_size)
 
 
 class Scores(NamedTuple):
-    """Scores and ranks of n tokens, and at each one's position the k likeliest tokens.
+    """Scores and ranks of n tokens, and the k likeliest tokens at their positions.
 
     Attributes:
         own: [n] fp32.
         ranks: [n] int64.
-        ids: [n, k] int64, the likeliest, best first.
+        ids: [n, k] int64, the likeliest tokens, best first.
         values: [n, k] fp32.
     """
 
@@ -59,17 +59,19 @@ class Scores(NamedTuple):
     values: Tensor
 
     def to_host(self) -> Scores:
-        """Start a copy to the host, and return it; it is complete once the device's stream has come so far."""
+        """Start a copy to the host and return it. It is complete once the device's stream has run it."""
         return Scores(*(column.to("cpu", non_blocking=True) for column in self))
 
 
 class LogprobsRequest:
-    """Which log probabilities a step reports of its sampled tokens.
+    """The log probabilities that a step reports of its sampled tokens.
 
     Args:
-        wanted: [sampled] number of likeliest tokens to report for each position, or NO_LOGPROBS; some are wanted.
-        named: Tokens to report in place of these, by position.
-        mode: `processed` is what tokens were sampled from, `raw` the model's own; `logits` are reported as they are.
+        wanted: [sampled], how many likeliest tokens to report for each position, or NO_LOGPROBS. At least one position
+            must want some.
+        named: Tokens to report instead of the likeliest, by position.
+        mode: `processed` scores are those that tokens were sampled from, `raw` ones the model's own; `logits` are not
+            normalised.
     """
 
     def __init__(self, wanted: IntArray, named: Mapping[int, list[int]], mode: LogprobsMode) -> None:
@@ -82,7 +84,7 @@ class LogprobsRequest:
 
     @property
     def processed(self) -> bool:
-        """Whether scores are reported that tokens were sampled from, and not the model's own."""
+        """Whether to report the scores that tokens were sampled from, instead of the model's own."""
         return self._mode.startswith("processed")
 
     def launch(self, logits: Tensor, tokens: Tensor) -> SampledLogprobs:
@@ -90,7 +92,7 @@ class LogprobsRequest:
 
         Args:
             logits: [sampled, vocab], or the scores that tokens were sampled from; may change afterwards.
-            tokens: [sampled] int64, the sampled ones.
+            tokens: [sampled] int64, the sampled tokens.
         """
         rows = upload(self._positions, logits.device)
         own, vocab = tokens.index_select(0, rows), logits.shape[-1]
@@ -109,7 +111,7 @@ class LogprobsRequest:
         return partial(self._collect, scores, named.to("cpu", non_blocking=True))
 
     def _collect(self, launched: list[Scores], named: Tensor) -> list[TokenLogprobs | None]:
-        """Collect the scores of the positions that want them, and those of all named tokens, one behind another."""
+        """Combine the scores of positions that want them with the scores of all named tokens, [named]."""
         entries: list[TokenLogprobs | None] = [None] * self._number
         values, end, place = named.tolist(), 0, 0
         for scores in launched:
@@ -123,7 +125,7 @@ class LogprobsRequest:
         return entries
 
     def _of_named(self, logits: Tensor, rows: Tensor, best: Tensor, log_sum: Tensor) -> Tensor:
-        """[n] scores of the named tokens of all positions, one behind another."""
+        """Return the scores of all positions' named tokens in sequence, [n]."""
         counts = [len(ids) for ids in self._named.values()]
         places = upload(np.repeat(np.array(list(self._named), dtype=np.int64), counts), logits.device)
         tokens = upload([token for ids in self._named.values() for token in ids], logits.device)
@@ -132,32 +134,33 @@ class LogprobsRequest:
 
 
 def score(logits: Tensor, rows: Tensor, tokens: Tensor, most: int, *, normalise: bool) -> TokenScores:
-    """The op `token_logprobs` of the logits' device."""
+    """Run the op `token_logprobs` on the logits' device."""
     scores: TokenScores = kernel("token_logprobs", logits.device.type)(logits, rows, tokens, most, normalise=normalise)
     return scores
 
 
 def entries_of(scores: Scores, wanted: list[int]) -> list[TokenLogprobs]:
-    """Entries of n tokens; `wanted` [n] is how many of the likeliest to report for each."""
+    """Return entries of n tokens; `wanted` [n] is how many likeliest tokens to report for each."""
     own, ranks, ids, values = (column.tolist() for column in scores)
     return [TokenLogprobs(own[i], ranks[i], ids[i][:count], values[i][:count]) for i, count in enumerate(wanted)]
 
 
 def scores_of(logits: Tensor, tokens: Tensor, most: int) -> Scores:
-    """Log probabilities of a token for each row of logits [n, vocab], with `most` others beside it."""
+    """Return log probabilities of one token per row of logits [n, vocab], with the `most` likeliest tokens beside
+    it."""
     every = torch.arange(len(tokens), device=tokens.device)
     found = score(logits, every, tokens, min(most, logits.shape[-1]), normalise=True)
     return Scores(*found[:4])
 
 
 def warm_up_logprobs(logits: Tensor, tokens: Tensor, mode: LogprobsMode, most: int) -> None:
-    """Run what reports log probabilities of sampled tokens [n] int64, with the memory that it takes.
+    """Run everything that reports log probabilities, with the maximum memory that it takes.
 
     Args:
-        logits: [n, vocab], any.
-        tokens: [n] int64, any.
-        mode: What will be reported.
-        most: How many tokens may be reported beside one.
+        logits: [n, vocab], any values.
+        tokens: [n] int64, any values.
+        mode: Which kind of log probabilities will be reported.
+        most: Maximum tokens reported beside the sampled one.
     """
     rows = torch.arange(len(logits), device=logits.device)
     for normalise in {True, mode.endswith("logprobs")}:  # prompts are always reported as log probabilities
@@ -168,12 +171,11 @@ def warm_up_logprobs(logits: Tensor, tokens: Tensor, mode: LogprobsMode, most: i
 
 
 class PromptLogprobs:
-    """Log probabilities of a prompt's tokens, each after what stands before it; always the model's own.
-
-    A chunk's logits are computed slice by slice, so that their memory is bounded.
+    """Log probabilities of a prompt's tokens, always the model's own. A chunk's logits are computed in slices, to bound
+    their memory.
 
     Attributes:
-        positions: Prompt positions of a slice, at most.
+        positions: Maximum prompt positions of a slice.
     """
 
     def __init__(self, model: Model, slots: SlotTable) -> None:
@@ -182,11 +184,8 @@ class PromptLogprobs:
         self.positions = rows_at_once(slots.vocab_size)
 
     def launch(self, plan: Plan, host: HostBatch, batch: Batch, hidden: Tensor) -> PromptsLogprobs | None:
-        """Launch the log probabilities of `plan.prompt_logprobs_rows`; None where the plan has none.
-
-        Args:
-            hidden: [tokens, hidden].
-        """
+        """Launch the log probabilities of `plan.prompt_logprobs_rows` from `hidden` [tokens, hidden]; returns None if
+        the plan has none."""
         if not plan.prompt_logprobs_rows:
             return None
         wanted = [self._slots.host.prompt_logprobs[plan.slots[each.row]] for each in plan.prompt_logprobs_rows]
@@ -194,12 +193,8 @@ class PromptLogprobs:
         return partial(_collect_prompts, [self._row(each, host, batch, hidden, most) for each, most in rows], wanted)
 
     def warm_up(self, logits: Tensor, most: int) -> None:
-        """Take the memory that a slice takes at most.
-
-        Args:
-            logits: [n, vocab], any, as many as a slice has.
-            most: How many of the likeliest tokens may be wanted.
-        """
+        """Take the maximum memory of a slice, on logits [n, vocab] with any values. `most` is the maximum number of
+        likeliest tokens."""
         if most > UNSORTED_MOST:
             scores_of(logits, torch.zeros(len(logits), dtype=torch.int64, device=logits.device), most)
 
@@ -217,7 +212,7 @@ class PromptLogprobs:
 
 
 def _collect_prompts(slices: list[list[Scores]], wanted: list[int]) -> list[list[TokenLogprobs]]:
-    """One list for each row, with as many of the likeliest tokens as are wanted for it."""
+    """Return one list per row, with as many likeliest tokens as the row wants."""
     return [
         [entry for scores in row for entry in entries_of(scores, [most] * len(scores.own))]
         for row, most in zip(slices, wanted, strict=True)

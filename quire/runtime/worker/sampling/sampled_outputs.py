@@ -1,7 +1,4 @@
-"""What sampling leaves: tokens, and faults that say why a position has none; and their way to the step's result.
-
-Knows nothing about plans or how tokens are sampled.
-"""
+"""Sampled tokens, faults that say why a position has no token, and their way to the step's result."""
 
 from __future__ import annotations
 
@@ -20,9 +17,9 @@ from quire.foundation.messages.workers import Result, TokenLogprobs
 from quire.runtime.worker.buffer_ring import BufferRing, PinnedBuffers
 
 _ALIGNED = 16
-"""Bytes to a multiple of which columns are aligned, as tensors of torch are at least."""
+"""Alignment of columns in bytes, which torch's tensors have at least."""
 TRANSFORMED_UNSOUND = NOTHING_LEFT + 1
-"""A fault that logits transforms made; the op knows nothing of them."""
+"""Fault of a position where logits transforms made NaN or +inf. The op `sample` does not know it."""
 UNSOUND_TEXT = "The model's output was not a number; this happens with broken weights or an overflow of the dtype."
 _TRANSFORMED_TEXT = (
     "The model's output was sound, but this request's own rules (logits processors, penalties, logit_bias) made NaN or "
@@ -33,20 +30,20 @@ NOTHING_LEFT_TEXT = (
     "output forbid all of them."
 )
 REFUSALS = frozenset((NOTHING_LEFT_TEXT,))
-"""Errors for which what the request asks for is to blame."""
+"""Errors that the request itself causes."""
 
 
 class SampledOutputs:
-    """A column of tokens and one of faults, side by side, so that one copy takes both to the host. They keep their
-    addresses, so that captured graphs can write them.
+    """Adjacent columns of tokens and faults, which one copy takes to the host. Their addresses are fixed, so that
+    captured graphs can write them.
 
     Args:
-        most: Sampled positions of a step, at most.
-        ring: Of the host's buffers; on a CPU there is one, into which tokens are sampled.
+        most: Maximum sampled positions of a step.
+        ring: The ring of host buffers; on a CPU it has one, which receives the tokens directly.
 
     Attributes:
         tokens: [most] int64.
-        faults: [most] int8; see the op `sample`.
+        faults: [most] int8, fault codes of the op `sample`.
     """
 
     def __init__(self, most: int, ring: BufferRing) -> None:
@@ -64,14 +61,13 @@ class SampledOutputs:
         self._on_host = [(a[: 8 * most].view(np.int64), a[faults_at : faults_at + most].view(np.int8)) for a in arrays]
 
     def send(self) -> None:
-        """Launch the copy to the host; a later one in the same step replaces it."""
+        """Launch the copy to the host. A later copy in the same step replaces it."""
         if self._ring.has_device_memory:
             self._copy(self._words, self._buffers.device_view, self._ring.device_steps)
 
     def on_host(self) -> tuple[IntArray, npt.NDArray[np.int8]]:
-        """Tokens and faults of the step that was staged last. Their values are there once the stream has come so far,
-        and until the ring comes back to the step's buffer.
-        """
+        """Return the host's tokens and faults of the last staged step. They are valid from when the device has run the
+        copy until the ring reuses the buffer."""
         return self._on_host[self._ring.current]
 
 
@@ -80,11 +76,11 @@ class Sampled:
     """What was sampled.
 
     Attributes:
-        tokens: [sampled] int64; the token of a position that failed means nothing.
-        faults: [sampled] int8; see the op `sample`, and TRANSFORMED_UNSOUND.
-        broken: What went wrong in logits processors, by position.
-        scores: [sampled, vocab] what the tokens were sampled from; None unless asked for.
-        transformed: The positions whose logits were changed.
+        tokens: [sampled] int64; the token of a failed position is meaningless.
+        faults: [sampled] int8, fault codes of the op `sample`, or TRANSFORMED_UNSOUND.
+        broken: Errors of logits processors, by position.
+        scores: [sampled, vocab], the scores that tokens were sampled from; None if not asked for.
+        transformed: Positions whose logits were changed.
     """
 
     tokens: Tensor
@@ -97,7 +93,7 @@ class Sampled:
 def errors_of(
     faults: npt.NDArray[np.int8], broken: Mapping[int, str] | None = None, transformed: Set[int] = frozenset()
 ) -> dict[int, str]:
-    """The positions that failed, and why; see Sampled."""
+    """Return the error text of each failed position. `faults`, `broken` and `transformed` are those of Sampled."""
     if not broken and not faults.any():
         return {}
     found = {place: _text(fault, place in transformed) for place, fault in enumerate(faults.tolist()) if fault}
@@ -118,7 +114,7 @@ def result_of_tokens(
     prompt_logprobs: list[list[TokenLogprobs]],
     device_ms: float,
 ) -> Result:
-    """The step's columns. A sampled position that failed is an error, and gains no token."""
+    """Build the Result of a step. A sampled position that failed is an error and gains no token."""
     counts = [1] * len(tokens)
     if errors:
         counts = [int(place not in errors) for place in range(len(tokens))]

@@ -1,16 +1,16 @@
-"""Logits to tokens, for all sampled positions of a step at once; nothing here waits for the device but logits
-processors, which need tokens on the host.
+"""Samples tokens from the logits of all sampled positions of a step at once. Only logits processors make it wait for
+the device, because they need tokens on the host.
 
-What a token needs beyond its slot's sampling parameters decides when it is sampled: most by the recorded or launched
-step itself (`Sampler.sample`), the *late* ones behind it, and of these the masked ones once their bitmasks are there
-(`Sampler.end`). A late token takes these steps, in vLLM's order:
+The recorded or launched step samples positions that need only their slot's sampling parameters (`Sampler.sample`). The
+other, *late* positions are sampled after it, and of these the masked ones once their bitmasks arrive (`Sampler.end`). A
+late position takes these steps, in vLLM's order:
 
 1. Its logits are set apart.
 2. Bitmasks of structured outputs are applied.
 3. Logits transforms are applied: allowed tokens, bad words, stop tokens before min_tokens, logit_bias, logits
-   processors, penalties (`logits_transforms.py`).
+processors, penalties (`logits_transforms.py`).
 4. The op `sample` takes the likeliest token, or draws one by temperature, min_p, top_k and top_p.
-5. The slot keeps the token and counts it, and so do transforms that go by tokens.
+5. The slot stores and counts the token, and so do transforms that depend on tokens.
 6. Log probabilities are launched (`logprobs.py`).
 7. Tokens and faults go to the host, where they become a Result (`sampled_outputs.py`).
 """
@@ -49,24 +49,24 @@ from quire.runtime.worker.step import Step
 from quire.runtime.worker.step_handle import MaskedStepHandle, StepHandle
 
 Deferred = Callable[[], AbstractContextManager[None]]
-"""What is launched within it is needed by some requests only; a start need not wait for its compilation."""
+"""Makes a context for launches that only some requests need, so that a start need not wait for their compilation."""
 Errors = Callable[[npt.NDArray[np.int8]], Mapping[int, str]]
-"""Finds from the faults of all sampled positions which positions failed, and why."""
+"""Finds which positions failed, and why, from the faults of all sampled positions."""
 
 
 class Sampler:
     """Samples tokens for the slots of a table.
 
     Args:
-        most: Maximum number of sampled positions of a step.
-        mode: What is reported.
-        max_masked: Maximum number of positions of a step that have bitmasks; None: `most`.
-        stages: Other stages of a pipeline, which are told the sampled tokens; None: there are none.
-        rows: Maximum number of rows of a step with drafts: each also reports how many tokens it gains.
+        most: Maximum sampled positions of a step.
+        mode: Which kind of log probabilities is reported.
+        max_masked: Maximum positions of a step that have bitmasks; None: `most`.
+        stages: Other stages of a pipeline, which receive the sampled tokens; None if there are none.
+        rows: Maximum rows of a step with drafts, each of which also reports how many tokens it gains.
 
     Attributes:
-        bitmasks: Of the step whose masked positions are sampled.
-        outputs: Where sampling leaves tokens and faults.
+        bitmasks: Applies the bitmasks of masked positions.
+        outputs: Receives tokens and faults.
     """
 
     def __init__(
@@ -88,7 +88,7 @@ class Sampler:
     # --- before and in the step -------------------------------------------------------------------------------------
 
     def begin(self, step: Step) -> None:
-        """Decide which positions of the step are sampled late, and what is reported of its tokens."""
+        """Decide which positions of the step are sampled late, and which log probabilities are reported."""
         slots, masked = step.slots, step.host.masked
         step.logprobs = self._slots.host.logprobs_request(slots, self._mode)
         unmasked = np.delete(slots, masked) if len(masked) else slots
@@ -98,16 +98,14 @@ class Sampler:
             step.late, step.masked = masked, np.arange(len(masked))
 
     def needs_bitmasks_only(self, step: Step) -> bool:
-        """Whether positions are late for their bitmasks alone: with these applied to the logits, all can be sampled by
-        their slots' parameters, and nobody reads the logits afterwards.
-        """
+        """Whether late positions wait for bitmasks alone. Once these are applied to the logits, the slots' parameters
+        suffice to sample all positions, and nothing reads the logits afterwards."""
         only_masked = 0 < len(step.masked) == len(step.late) and step.logprobs is None
         return only_masked and not self._slots.transforms.any_active(step.slots[step.late])
 
     def sample(self, logits: Tensor, slots: Tensor) -> None:
-        """Sample by the slots' parameters alone; each slot keeps its token as the next step's input.
-
-        Nothing is decided on the host, so a graph can capture this.
+        """Sample by the slots' parameters alone, and store each token in its slot as the next step's input. The host
+        decides nothing, so a graph can capture this.
 
         Args:
             logits: [sampled, vocab].
@@ -120,11 +118,12 @@ class Sampler:
     # --- behind the step --------------------------------------------------------------------------------------------
 
     def end(self, step: Step, logits: Tensor, sample_all: Callable[[], None]) -> StepHandle:
-        """Sample the late positions: now, or once their bitmasks are there. The handle has the step's result.
+        """Sample the late positions, now or once their bitmasks arrive, and return the handle of the step's result.
 
         Args:
             step: The step that `begin` was given, once it is launched.
-            logits: [sampled, vocab], or more with padding; changed unless log probabilities are reported of them.
+            logits: [sampled, vocab], or more with padding. Changed in place unless log probabilities are reported of
+                them.
             sample_all: Samples all positions of a step that `stops_at_logits`, from the same logits.
         """
         if not len(step.late):
@@ -153,7 +152,7 @@ class Sampler:
         return MaskedStepHandle(finish_masked, step.timer.wait)
 
     def _sample_all(self, step: Step, logits: Tensor, sample_all: Callable[[], None]) -> StepHandle:
-        """Sample all positions as the step itself would have done, on a CPU."""
+        """On a CPU, sample all positions as the step itself would have done."""
         sample_all()
         return self._report(step, logits, partial(errors_of, transformed=set(step.late.tolist())))
 
@@ -181,10 +180,9 @@ class Sampler:
         return self._report(step, scores, partial(_late_errors, step, sampled))
 
     def _report(self, step: Step, logits: Tensor, errors: Errors = errors_of) -> StepHandle:
-        """Launch the reports of what was sampled.
+        """Launch the reports of a step all of whose positions are sampled.
 
         Args:
-            step: The step, all of whose positions are sampled.
             logits: [sampled, vocab], of which log probabilities are reported.
             errors: Finds which positions failed.
         """
@@ -207,7 +205,7 @@ class Sampler:
     # --- start ------------------------------------------------------------------------------------------------------
 
     def warm_up(self, logits: Tensor, deferred: Deferred, max_logprobs: int) -> None:
-        """Run all that may sample from such logits (see the function `warm_up`), and the copy to the host."""
+        """Run everything that may sample from such logits, and the copy to the host."""
         warm_up(logits, self._slots, self._mode, deferred, max_logprobs)
         with deferred():
             self.bitmasks.warm_up(logits)
@@ -220,12 +218,12 @@ class Sampler:
 
 
 class _LateColumns:
-    """The late positions of a step, on the device; all int64.
+    """The late positions of a step, as int64 device tensors.
 
     Attributes:
-        positions: [late], which positions these are.
+        positions: [late], the late positions.
         slots: [late], their slots.
-        masked: [masked], which of them wait for their bitmasks.
+        masked: [masked], indices into `positions` of those that wait for bitmasks.
     """
 
     def __init__(self, step: Step) -> None:
@@ -235,7 +233,7 @@ class _LateColumns:
 
 
 def _late_errors(step: Step, sampled: Sampled, faults: npt.NDArray[np.int8]) -> Mapping[int, str]:
-    """Which of all positions failed in a step whose late positions are `sampled`, and why."""
+    """Return which of all positions failed, and why, in a step whose late positions are `sampled`."""
     if not sampled.broken and not faults.any():
         return {}
     late = step.late.tolist()
@@ -244,22 +242,20 @@ def _late_errors(step: Step, sampled: Sampled, faults: npt.NDArray[np.int8]) -> 
 
 
 def sample_and_advance(logits: Tensor, where: Tensor, slots: SlotTable, tokens: Tensor, faults: Tensor) -> None:
-    """Sample by the slots' parameters alone, without logits transforms; the slots keep the tokens and count them.
-
-    Nothing is decided on the host, so this can be captured in a CUDA graph.
+    """Sample by the slots' parameters alone, without logits transforms; the slots store and count the tokens. The host
+    decides nothing, so a graph can capture this.
 
     Args:
         logits: [sampled, vocab]; not changed.
-        where: [sampled] int64 on the device, the slot of each position; padding is the dummy's.
-        slots: The table.
-        tokens: [sampled] int64, out.
-        faults: [sampled] int8, out.
+        where: [sampled] int64 on the device, the slot of each position; padding has the dummy slot.
+        tokens: [sampled] int64, receives the tokens.
+        faults: [sampled] int8, receives the faults.
     """
     kernel("sample", logits.device.type)(logits, where, columns_of(slots), tokens, faults, slots.last_token)
 
 
 def columns_of(slots: SlotTable) -> SamplingColumns:
-    """The columns of the table that the op `sample` takes."""
+    """Return the columns of the table that the op `sample` reads."""
     return SamplingColumns(slots.temperature, slots.top_k, slots.top_p, slots.min_p, slots.seed, slots.num_sampled)
 
 
@@ -271,16 +267,14 @@ def sample(
     keep_scores: bool = False,
     device_slots: Tensor | None = None,
 ) -> Sampled:
-    """Sample a token for each position, with logits transforms.
-
-    The table's columns stay as they are; its transforms take note of the tokens.
+    """Sample a token for each position, with logits transforms. The table's columns do not change, but its transforms
+    note the tokens.
 
     Args:
         logits: [sampled, vocab]; not changed.
-        sampled_slots: [sampled] the slot of each position.
-        slots: Sampling parameters, transforms, seeds and counters.
-        keep_scores: Return the scores as well.
-        device_slots: The same as `sampled_slots` on the device, if it is there already.
+        sampled_slots: [sampled], the slot of each position.
+        keep_scores: Whether to return the scores too.
+        device_slots: `sampled_slots` as a device tensor, if there is one already.
     """
     where = upload(sampled_slots, logits.device) if device_slots is None else device_slots
     active = slots.transforms.active_rows(sampled_slots)
@@ -337,16 +331,15 @@ def _sample_plain(logits: Tensor, where: Tensor, slots: SlotTable, *, keep_score
 def warm_up(
     logits: Tensor, slots: SlotTable, mode: LogprobsMode, deferred: Deferred = nullcontext, max_logprobs: int = 1
 ) -> None:
-    """Run all that may ever sample from such logits, with the memory it takes: no kernel is compiled and no memory is
-    missed while requests are served.
+    """Run everything that may sample from such logits, so that no kernel is compiled, and no memory is missing, while
+    requests are served.
 
     Args:
-        logits: [sampled, vocab], any.
-        slots: Their table, whose dummy slot is sampled for.
-        mode: What will be reported.
-        deferred: Within it is run what only logits transforms, and scores that are kept, need. Kernels may do nothing
-            there.
-        max_logprobs: How many tokens may be reported beside one.
+        logits: [sampled, vocab], any values.
+        slots: The slot table, whose dummy slot is sampled for.
+        mode: Which kind of log probabilities will be reported.
+        deferred: Context for what only logits transforms and kept scores need. Kernels need not run inside it.
+        max_logprobs: Maximum tokens reported beside the sampled one.
     """
     rows = torch.arange(len(logits), device=logits.device)
     where = torch.full_like(rows, slots.dummy)

@@ -1,8 +1,7 @@
-"""Bitmasks of the tokens that a step's masked rows may sample: from the host's memory to their logits.
+"""Applies bitmasks of the tokens that a step's masked rows may sample to their logits.
 
-Masks of a step come when the tokens before its rows are there. In a pipeline a step of other rows may come between,
-which still reads its own masks: so each step in flight has a buffer. Knows nothing about slots or what the masks come
-from.
+A step's bitmasks come when the tokens before its rows are there. In a pipeline, a step of other rows may be in flight
+and still read its own bitmasks, so each step in flight has a buffer.
 """
 
 from __future__ import annotations
@@ -20,11 +19,11 @@ from quire.runtime.worker.steps_in_flight import MAX_STEPS_IN_FLIGHT
 
 
 class BitmaskBuffer:
-    """Pinned memory, which a GPU's kernel reads in place: 256 masks of 131,072 tokens are 4 MB.
+    """Bitmasks in pinned memory, which a GPU's kernel reads in place: 256 masks of 131,072 tokens are 4 MB.
 
     Args:
-        most: Maximum number of masks of a step.
-        steps: That may have masks at the same time.
+        most: Maximum bitmasks of a step.
+        steps: Maximum steps with bitmasks at the same time.
     """
 
     def __init__(self, most: int, vocab_size: int, device: torch.device, steps: int = MAX_STEPS_IN_FLIGHT) -> None:
@@ -39,8 +38,8 @@ class BitmaskBuffer:
         """Set the logits [sampled, vocab] of forbidden tokens to -inf, in place.
 
         Args:
-            rows: [n] int64 on the device, which rows of the logits; each once.
-            bits: For each of them a bitmask; see TokenBitmasks.
+            rows: [n] int64 on the device, distinct rows of the logits.
+            bits: One bitmask per entry of `rows`, in the format of TokenBitmasks.
         """
         for own, mask in zip(self._bytes[self._next], bits, strict=False):
             own[:] = np.frombuffer(mask, dtype=np.uint8)
@@ -48,6 +47,5 @@ class BitmaskBuffer:
         self._next = (self._next + 1) % len(self._host)
 
     def warm_up(self, logits: Tensor) -> None:
-        """Run the kernel on unused logits [sampled, vocab]."""
         rows = torch.arange(len(logits), device=logits.device)
         self._apply(logits.index_select(0, rows), rows, self._on_device[0, : len(logits)])

@@ -1,8 +1,8 @@
-"""Rules about single tokens, for the slots that ask: `allowed_token_ids`, `bad_words`, `logit_bias`, and that no stop
-token comes before `min_tokens`.
+"""Rules about single tokens, for the slots that ask for them: `allowed_token_ids`, `bad_words`, `logit_bias`, and no
+stop token before `min_tokens`.
 
-All active rows of a step are changed by a few operations, however many there are. What depends on the output so far is
-kept on the device, so no step waits for the host to learn a token. Knows nothing about text.
+A few operations change all active rows of a step. State that depends on the output is kept on the device, so no step
+waits for the host to learn a token.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ from quire.runtime.worker.host_memory import upload
 from quire.sampling_params import LARGEST_EFFECT
 
 ActiveRows = Sequence[tuple[int, int]]
-"""(row of the logits, slot) of the rows whose slots have any transform."""
+"""(row of the logits, slot) for each row whose slot has any transform."""
 MAX_LOGITS = 2**24
-"""Logits that are changed at a time, at most, but one row at least. Each takes some 7 bytes meanwhile."""
+"""Maximum logits that are changed at a time, though never less than one row. Each takes about 7 bytes meanwhile."""
 _ANY = -1
 """In a prefix: any token."""
 _NONE = -2
@@ -33,8 +33,8 @@ _MINUS_INFINITY = float("-inf")
 class AllowedTokens:
     """`allowed_token_ids`: forbids all tokens but the allowed ones, for the slots that ask for it.
 
-    There is a bit for each slot and token of the vocabulary from the start, so that no request finds memory missing
-    however many tokens it allows: 512 slots of 128,256 tokens are 8 MB, where lists of all their ids would be 525 MB.
+    Each slot has a bit for each token of the vocabulary from the start, so that memory never runs out later: 512 slots
+    of 128,256 tokens take 8 MB, while lists of all ids would take 525 MB.
     """
 
     def __init__(self, slots: int, vocab_size: int, device: torch.device) -> None:
@@ -45,7 +45,7 @@ class AllowedTokens:
         self._rows = max(1, MAX_LOGITS // vocab_size)
 
     def admit(self, owner: Admitted) -> bool:
-        """Take a slot's new owner; returns whether it asks for any of this."""
+        """Register a slot's new owner; returns whether it uses this rule."""
         self._active.discard(owner.slot)
         ids = owner.sampling.allowed_token_ids
         if not ids:
@@ -63,7 +63,7 @@ class AllowedTokens:
             self._allow(logits, own[at : at + self._rows])
 
     def warm_up(self, logits: Tensor) -> None:
-        """Take the memory that `apply` takes at most, on logits [sampled, vocab] fp32 that are unused."""
+        """Take the maximum memory of `apply`, on unused logits [sampled, vocab] fp32."""
         self._allow(logits, [(row, 0) for row in range(min(len(logits), self._rows))])
 
     def _allow(self, logits: Tensor, active: ActiveRows) -> None:
@@ -78,9 +78,9 @@ class _Words(NamedTuple):
     """The bad words of one slot.
 
     Attributes:
-        prefixes: [words, width] int32, each word without its last token, padded with _ANY at the front.
+        prefixes: [words, width] int32, each word without its last token, padded with _ANY in front.
         last: [words] int64, each word's last token.
-        end: [width] int32, the output's last tokens.
+        end: [width] int32, the last tokens of the output.
     """
 
     prefixes: Tensor
@@ -89,9 +89,9 @@ class _Words(NamedTuple):
 
 
 class BadWords:
-    """`bad_words`: sequences of tokens that an output never gets, for the slots that ask for it.
+    """`bad_words`: sequences of tokens that an output never contains, for the slots that ask for it.
 
-    Where the output ends with all tokens of a sequence but the last, the last is forbidden. The device keeps the ends
+    If the output ends with all tokens of a sequence but the last, the last one is forbidden. The device keeps the ends
     of outputs.
     """
 
@@ -100,7 +100,7 @@ class BadWords:
         self._words: dict[int, _Words] = {}
 
     def admit(self, owner: Admitted) -> bool:
-        """Take a slot's new owner; returns whether it asks for any of this."""
+        """Register a slot's new owner; returns whether it uses this rule."""
         self._words.pop(owner.slot, None)
         if not owner.bad_words:
             return False
@@ -128,7 +128,7 @@ class BadWords:
         logits.view(-1).index_add_(0, flat_index(logits, [(row, words.last) for row, words in ours]), torch.cat(costs))
 
     def record_tokens(self, tokens: Tensor, active: ActiveRows) -> None:
-        """Append the sampled `tokens`, [sampled] int64, to their outputs' ends."""
+        """Append the sampled `tokens`, [sampled] int64, to the ends of their outputs."""
         for row, slot in active:
             words = self._words.get(slot)
             if words is not None and len(words.end):
@@ -142,19 +142,14 @@ def _matches(words: _Words) -> Tensor:
 
 @dataclass
 class Forbidden:
-    """Tokens that a slot cannot sample yet.
-
-    Attributes:
-        token_ids: [n] int64.
-        steps: For how many more sampled tokens.
-    """
+    """Tokens that a slot may not sample for the next `steps` tokens; `token_ids` is [n] int64."""
 
     token_ids: Tensor
     steps: int
 
 
 class LogitBias:
-    """`logit_bias`, and no stop tokens before `min_tokens`, for the slots that ask for it."""
+    """`logit_bias`, and no stop token before `min_tokens`, for the slots that ask for it."""
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
@@ -162,7 +157,7 @@ class LogitBias:
         self._bias: dict[int, tuple[Tensor, Tensor]] = {}
 
     def admit(self, owner: Admitted) -> bool:
-        """Take a slot's new owner; returns whether it asks for any of this."""
+        """Register a slot's new owner; returns whether it uses these rules."""
         slot, sampling = owner.slot, owner.sampling
         for by_slot in (self._forbidden, self._bias):
             by_slot.pop(slot, None)
@@ -174,7 +169,7 @@ class LogitBias:
         return slot in self._forbidden or slot in self._bias
 
     def apply(self, logits: Tensor, active: ActiveRows) -> list[int]:
-        """Change logits [sampled, vocab] fp32 in place. Returns slots whose logits are not changed from now on."""
+        """Change logits [sampled, vocab] fp32 in place; returns the slots whose logits no longer change from now on."""
         forbidding = [(row, slot, self._forbidden[slot]) for row, slot in active if slot in self._forbidden]
         if forbidding:
             where = flat_index(logits, [(row, forbidden.token_ids) for row, _, forbidden in forbidding])
@@ -197,7 +192,7 @@ class LogitBias:
 
 
 def flat_index(logits: Tensor, tokens: Sequence[tuple[int, Tensor]]) -> Tensor:
-    """Places in the flattened logits [sampled · vocab] of (row, token ids [n]), one behind another."""
+    """Return the indices into flattened logits [sampled · vocab] of all (row, token ids [n]) pairs."""
     counts = [len(ids) for _, ids in tokens]
     starts = np.repeat(np.array([row for row, _ in tokens], dtype=np.int64), counts) * logits.shape[-1]
     return torch.cat([ids for _, ids in tokens]).add_(upload(starts, logits.device))

@@ -1,12 +1,11 @@
-"""A worker's drafts: which plans have any, how many, and what they wait for. No more are proposed than pay; see
-DraftLengths, which learns from every step.
+"""Decides which plans get drafts, how many, and what they wait for; DraftLengths learns from every step how many pay.
 
-Where the host computes, a step's drafts are proposed when it begins, and the time of a step is the device's. On a
-device that runs ahead, a drafter that looks drafts up needs all tokens, and the host knows those of a step in flight
-only when its result is there. So a plan that gets drafts is launched once all results before it are taken; the engine
-meanwhile plans the next one. Where the device drafts, a plan can get some behind a step that had drafts itself, and is
-launched behind it. A plan that gets none is launched behind those in flight, as without speculation. What a step really
-takes is the time from one result to the next, which has the wait in it, and the drafting.
+On a CPU a step's drafts are proposed when it begins. On a device that runs ahead, a drafter that looks drafts up needs
+all tokens, but the host knows the tokens of a step in flight only from its result. So a plan that gets drafts is
+launched after all earlier results are taken, while the engine plans the next one. If the device drafts itself, a plan
+may get drafts behind a step with drafts without waiting. A plan without drafts is launched behind the steps in flight,
+as without speculation. There the time of a step is measured from one result to the next, so that it includes the wait
+and the drafting.
 """
 
 from __future__ import annotations
@@ -28,18 +27,16 @@ from quire.runtime.worker.speculation.drafters import Drafter
 from quire.runtime.worker.speculation.step_drafts import StepDrafts
 
 _UNLIMITED = 2**30
-"""Tokens that may be read."""
+"""Maximum tokens to read where reading is not limited."""
 _RATE = 0.1
 _READS_A_PASS = 16.0
-"""Tokens that a drafter reads in the time of a pass, before that is measured."""
+"""Assumed number of tokens that a drafter reads in the time of one forward pass, before it is measured."""
 _LONG_READ = 16
-"""Tokens from which on reading is timed by itself."""
+"""Minimum number of tokens whose reading is timed separately."""
 _LOOKS_A_STEP = 8
-"""How many rows without drafts are checked after a step: what would have been proposed for them. Each check takes some
-µs."""
+"""Maximum rows without drafts that are checked after a step for what would have been proposed; each takes some µs."""
 _HITS = 4
-"""After this many guesses in a row that would have been right, for each row that is checked, drafts are considered
-again."""
+"""Drafts are considered again after this many correct guesses in a row, for each row that is checked."""
 BoolArray = npt.NDArray[np.bool_]
 
 
@@ -48,8 +45,8 @@ class _Grant:
     """The drafts that a step may have.
 
     Attributes:
-        drafts: By sampled row.
-        worth: The most tokens of one sequence that the drafter may read to catch up.
+        drafts: Maximum drafts of each sampled row.
+        worth: Maximum tokens of one sequence that the drafter may read to catch up.
         drafting_ms: How long the host took to propose them.
         read: Tokens that the device reads for them within the step.
     """
@@ -61,16 +58,14 @@ class _Grant:
 
 
 class AdaptiveDrafter:
-    """Hears of every plan when it is submitted, launched and done, and asks a Drafter for no more drafts than pay.
+    """Asks a Drafter for as many drafts as pay. It must be told when each plan is submitted, launched and done.
 
     Args:
-        inner: Who proposes.
-        clock: Times it.
-        waits: Whether a step that asks for drafts has to be waited for, as on a device that runs ahead. Then steps with
-            prompts have no drafts.
-        adapts: Whether drafts depend on what was measured. If not, there are as many as a plan allows: ranks that
-            compute one model together would measure different times.
-        barred: [slots] → which of them may have none now.
+        waits: Whether a step that asks for drafts has to be waited for, as on a device that runs ahead. If so, steps
+            with prompts have no drafts.
+        adapts: Whether measurements limit the drafts. Must be False for ranks that compute one model together, because
+            they would measure different times.
+        barred: Returns which of these slots, [slots], may have no drafts now.
     """
 
     def __init__(
@@ -105,13 +100,13 @@ class AdaptiveDrafter:
     # --- steps ------------------------------------------------------------------------------------------------------
 
     def awaits_results(self, plan: Plan) -> bool:
-        """Take a plan that was submitted, on a device that runs ahead; returns whether it gets drafts for which all
-        results before it must be taken."""
+        """Note a plan that was submitted to a device that runs ahead. Returns whether it gets drafts that need all
+        earlier results first."""
         self._submitted = plan.step
         return self._grant(plan) and not self._follows(plan)
 
     def launch(self, plan: Plan) -> StepDrafts | None:
-        """Take a plan that is about to be launched; returns its drafts, or None where it was planned without."""
+        """Note a plan that is about to be launched, and return its drafts; None if the plan allows none."""
         self._submitted = max(self._submitted, plan.step)
         if not self._waits:
             self._begin(plan)
@@ -134,12 +129,13 @@ class AdaptiveDrafter:
         return drafts
 
     def take_masked(self) -> MaskedDrafts | None:
-        """Take what was proposed for the masked rows of the plan that was launched last, if these may have drafts."""
+        """Return what was proposed for the masked rows of the last launched plan; None if they may have no drafts."""
         masked, self._masked = self._masked, None
         return masked
 
     def finish(self, result: Result) -> Result:
-        """Take the result of the oldest launched plan; returns it with the plan up to which there will be no drafts."""
+        """Learn from the result of the oldest launched plan. The returned result says up to which plan there will be no
+        drafts."""
         (plan, begun), ms = self._launched.popleft(), result.device_ms
         if self._waits:
             now = self._clock.now()
@@ -158,7 +154,6 @@ class AdaptiveDrafter:
         return replace(result, undrafted=self._undrafted)
 
     def _begin(self, plan: Plan) -> None:
-        """Take in a plan's new owners of slots, and its changes of block tables."""
         for owner in plan.admitted:
             self._lengths.acceptance.admit(owner.slot)
             if before := self._sampled.pop(owner.slot, 0):
@@ -196,7 +191,7 @@ class AdaptiveDrafter:
         return self._inner.follows(replace(plan, drafts=self._granted[plan.step].drafts))
 
     def _propose(self, plan: Plan, grant: _Grant) -> StepDrafts:
-        """Propose drafts for a plan that has begun, no more than it is granted."""
+        """Propose drafts for a plan that has begun, at most as many as it is granted."""
         granted = grant.drafts
         if self._barred is not None:  # slots may have owners that were not known then
             barred = self._barred(np.array(plan.slots)[plan.sampled_rows])
@@ -214,14 +209,14 @@ class AdaptiveDrafter:
         return found
 
     def _worth(self, rows: int, saved_ms: float) -> int:
-        """How many tokens of a sequence may be read for the drafts that it is expected to have."""
+        """Return how many tokens of a sequence are worth reading for the drafts that it is expected to have."""
         reading_ms = self._reading_ms or self._lengths.drafting.of(1, rows) / _READS_A_PASS
         return int(self._outputs * max(0.0, saved_ms) / reading_ms) if reading_ms else _UNLIMITED
 
     # --- what is learned --------------------------------------------------------------------------------------------
 
     def _learn(self, plan: Plan, result: Result, ms: float) -> None:
-        """Learn from a step's result, and how long the step took; 0: nobody knows."""
+        """Learn from a step's result, and from how long the step took; `ms` is 0 if that is unknown."""
         grant, weight = self._granted.pop(plan.step, None), 1
         if grant is None:
             self._unlearned += 1
@@ -239,7 +234,6 @@ class AdaptiveDrafter:
         self._learn_time(plan, result, ms, grant)
 
     def _learn_time(self, plan: Plan, result: Result, ms: float, grant: _Grant | None) -> None:
-        """Learn from how long a step without prompts took."""
         rows = len(plan.slots)
         if not rows or not len(plan.sampled_rows) == rows == sum(plan.counts) - sum(plan.drafts) or ms <= 0:
             return
@@ -252,7 +246,7 @@ class AdaptiveDrafter:
         self._lengths.learn_step(tokens, ms, asked=grant is not None)
 
     def _look_back(self, plan: Plan, result: Result) -> None:
-        """Check for some rows without drafts whether the token that they have sampled would have been proposed."""
+        """Check for some rows without drafts whether the token that they sampled would have been proposed."""
         rows = len(plan.sampled_rows)
         if len(result.tokens) != rows or len(plan.slots) != rows or result.errors:
             return
@@ -271,7 +265,7 @@ class AdaptiveDrafter:
                 self._lengths.wake()
 
     def _learn_drafting(self, found: StepDrafts, ms: float) -> None:
-        """Learn how long the host took to propose, or to read what it had not read before."""
+        """Learn how long the host took to propose drafts, or to read unread tokens."""
         passes, rows = int(found.counts.max(initial=0)), int((found.counts > 0).sum())
         read = self._inner.read
         if read <= 2 * rows and passes:

@@ -1,14 +1,14 @@
-"""How many drafts pay: from how often they were accepted, and how long steps of so many tokens take.
+"""Decides how many drafts pay off, from how often they were accepted and how long steps take.
 
-A step of n tokens brings the tokens of its rows, and for a row whose drafts are accepted with probability a each, a +
-a² + … + a^d more (Leviathan, Kalman, Matias 2023, section 3.1). The number of drafts is chosen that brings most tokens
-a millisecond; none where that is next to nothing. Now and then a step tries the other side, so that what is known stays
-true: one without drafts where there are some, one with a few where there are none, ever more seldom while they fail.
-How often drafts are found at all counts as well: asking for them takes the host's time.
+If each draft is accepted with probability a, a row with d drafts gains a + a² + … + a^d tokens beyond its own
+(Leviathan, Kalman, Matias 2023, section 3.1). The number of drafts with the most tokens per millisecond is chosen, or
+none if the gain is negligible. To keep the measurements true, some steps try the other side: steps without drafts now
+and then, or a few drafts while there are none, less and less often while they fail. How often drafts are found at all
+counts too, because asking for them takes the host's time.
 
-A device that runs ahead of the host has to wait for a step that asks for drafts, whether any are found or not. There,
-steps that ask are timed by themselves. If it drafts itself, only the first of several such steps is waited for: so a
-few are tried together, and the first does not count.
+A device that runs ahead of the host waits for a step that asks for drafts, whether any are found or not, so such steps
+are timed separately. If the device drafts itself, only the first of several such steps is waited for: a few are tried
+together, and the first is not counted.
 """
 
 from __future__ import annotations
@@ -24,38 +24,40 @@ from quire.compute.attention.metadata import IntArray
 
 FloatArray = npt.NDArray[np.float64]
 FIRST_GUESS = 0.7
-"""Acceptance before anything is known."""
+"""Acceptance rate that is assumed at first."""
 _MARGIN = 1.03
-"""Drafts must bring so many times the tokens a millisecond that there are without."""
+"""Drafts must bring at least this many times the tokens per millisecond of steps without drafts."""
 _BASELINE_RUN = 3
-"""Steps without drafts that come together: the first one finds the draft model in the processor's caches."""
+"""Consecutive steps without drafts. Several are needed because the first finds the draft model in the processor's
+caches."""
 _BASELINE_STEPS = range(30, 101)
-"""How many steps with drafts pass before a run without: so many that it costs less than _BASELINE_LOSS."""
+"""Bounds on the steps with drafts between two runs without; they keep the cost of a run below _BASELINE_LOSS."""
 _BASELINE_LOSS = 0.005
-"""A share of the time."""
+"""Maximum share of the time that runs without drafts may cost."""
 _FIRST_PAUSE = 32
-"""While steps have no drafts: how many pass before some are tried, at first. Each pause is twice the last one."""
+"""Steps without drafts before drafts are tried the first time; each pause is twice the one before."""
 _TRIED_DRAFTS = 2
 _TRIED_MS = 0.2
-"""The time that drafts which are tried are taken to save for each token, as a share of what a token takes without."""
+"""Time that tried drafts are assumed to save per token, as a share of a token's time without drafts."""
 _PRIOR_SLOPE = 0.15
-"""Before more is known: each further token takes this share of the time of a step of one."""
+"""Assumed cost of each further token, as a share of the time of a step of one token, before it is measured."""
 _EXACT = 8
-"""Steps of up to so many tokens are told apart; larger ones by powers of two."""
+"""Steps of up to this many tokens are timed separately; larger ones are grouped by powers of two."""
 _RATE_OF_TIMES = 0.1
 _OUTLIER = 1.5
-"""A time that differs from what is usual by more than this factor counts as this much: the machine was busy."""
+"""Measured times are clipped to within this factor of the average, because the machine may have been busy."""
 
 
 class Pace(NamedTuple):
-    """How often drafts are thought about.
+    """How often drafts are considered.
 
     Attributes:
-        look_every: While steps have no drafts, only one in so many asks whether they would pay: asking takes time too.
-        learn_every: While no guess would have been right either, only one in so many is learned from.
-        longest_pause: Steps that pass before some drafts are tried again, at most.
+        look_every: While drafts do not pay, one in this many steps checks whether they would, because the check takes
+            time.
+        learn_every: While guesses would not have been right either, one in this many steps is learned from.
+        longest_pause: Maximum steps before drafts are tried again.
         tried_run: Steps that try drafts together.
-        chosen_for: Steps of the same rows that a choice holds for.
+        chosen_for: Number of steps of the same rows that a choice is used for.
     """
 
     look_every: int
@@ -66,15 +68,15 @@ class Pace(NamedTuple):
 
 
 ON_HOST = Pace(look_every=16, learn_every=4)
-"""Where the host computes steps."""
+"""Pace where the host computes steps."""
 AHEAD = Pace(look_every=64, learn_every=16)
-"""On a device that runs ahead of the host: there the host's time may be what a step takes."""
+"""Pace on a device that runs ahead of the host, where the host's time may limit a step."""
 DEVICE_DRAFTS = AHEAD._replace(longest_pause=4096, tried_run=3, chosen_for=8)
-"""On a device that also drafts: there the first of several steps that try drafts is slower."""
+"""Pace on a device that also drafts, where the first of several steps that try drafts is slower."""
 
 
 class StepTimes:
-    """Averages of how long steps take, by their tokens, and straight lines between them."""
+    """Average step times by number of tokens, interpolated linearly."""
 
     def __init__(self) -> None:
         self._sizes: list[float] = []  # ascending, of the buckets below
@@ -86,7 +88,6 @@ class StepTimes:
         return bool(self._sizes)
 
     def learn(self, tokens: int, ms: float) -> None:
-        """Learn how long a step of this many tokens took."""
         bucket = tokens if tokens <= _EXACT else _EXACT + (tokens - 1).bit_length()
         at = bisect_left(self._buckets, bucket)
         if at == len(self._buckets) or self._buckets[at] != bucket:
@@ -102,7 +103,7 @@ class StepTimes:
         self._sizes[at] += rate * (tokens - self._sizes[at])
 
     def of(self, tokens: int) -> float:
-        """How many milliseconds a step of this many tokens takes; 0 while nothing is known."""
+        """Return the milliseconds that a step of this many tokens takes; 0 while nothing is known."""
         sizes, times = self._sizes, self._times
         if not sizes:
             return 0.0
@@ -115,19 +116,18 @@ class StepTimes:
 
 
 class DraftingTimes:
-    """Averages of how long drafting takes, by number of drafts and rows."""
+    """Average drafting times by number of drafts and rows."""
 
     def __init__(self) -> None:
         self._by_drafts: dict[int, StepTimes] = {}
 
     def learn(self, drafts: int, rows: int, ms: float) -> None:
-        """Learn how long it took to draft this many tokens for each of this many rows."""
         self._by_drafts.setdefault(drafts, StepTimes()).learn(rows, ms)
 
     def of(self, drafts: int, rows: int) -> float:
-        """How many milliseconds drafting takes; 0 while nothing is known. A number of drafts that was not tried is
-        estimated from the nearest one that was; the first draft takes half as long again as another, since it is
-        preceded by what was sampled since the last ones."""
+        """Return the milliseconds that drafting takes; 0 while nothing is known. An untried number of drafts is
+        estimated from the nearest tried one. The first draft takes 1.5 times as long as another, because the tokens
+        sampled since the last drafts come first."""
         if not self._by_drafts:
             return 0.0
         nearest = min(self._by_drafts, key=lambda known: abs(known - drafts))
@@ -135,7 +135,7 @@ class DraftingTimes:
 
 
 class Acceptance:
-    """How likely a draft is accepted once those before it are, in all sequences and in each."""
+    """How likely a draft is accepted if those before it are, over all sequences and for each."""
 
     def __init__(self) -> None:
         self._all = [FIRST_GUESS * 10, 10.0]  # accepted, tried
@@ -144,7 +144,7 @@ class Acceptance:
         self._found: dict[int, list[float]] = {}
 
     def admit(self, slot: int) -> None:
-        """Forget what is known of a slot: it has a new owner."""
+        """Forget what is known of a slot, because it has a new owner."""
         self._by_slot.pop(slot, None)
         self._found.pop(slot, None)
 
@@ -155,32 +155,31 @@ class Acceptance:
             counts[1] = counts[1] * kept + 1
 
     def learn(self, slot: int, accepted: int, proposed: int) -> None:
-        """Learn how many of the drafts proposed for a slot were accepted."""
         tried = min(accepted + 1, proposed)
         for counts, kept in ((self._all, 0.998), (self._by_slot.setdefault(slot, [0.0, 0.0]), 0.95)):
             counts[0] = counts[0] * kept + accepted
             counts[1] = counts[1] * kept + tried
 
     def rest(self, slot: int) -> None:
-        """Let what is known of a slot fade: its row had no drafts though it might have had some."""
+        """Let what is known of a slot fade, because its row could have had drafts and had none."""
         if (counts := self._by_slot.get(slot)) is not None:
             counts[0] *= 0.99
             counts[1] *= 0.99
 
     @property
     def usual(self) -> float:
-        """How likely a draft is accepted, over all sequences."""
+        """The probability that a draft is accepted, over all sequences."""
         return self._all[0] / self._all[1]
 
     def of(self, slot: int) -> float:
-        """How likely a draft of the slot's owner is accepted. What is known of all sequences counts as much as five
-        drafts of its own."""
+        """Return the probability that a draft of the slot's owner is accepted. The average of all sequences weighs as
+        much as five of its own drafts."""
         accepted, tried = self._by_slot.get(slot, (0.0, 0.0))
         return (5 * self.usual + accepted) / (5 + tried)
 
     def found(self, slot: int) -> float:
-        """How likely any drafts are found for the slot's owner. What is known of all sequences counts as much as two
-        times that its own were asked for."""
+        """Return the probability that drafts are found for the slot's owner. The average of all sequences weighs as
+        much as two of its own queries."""
         found, asked = self._found.get(slot, (0.0, 0.0))
         return (2 * self._found_all[0] / self._found_all[1] + found) / (2 + asked)
 
@@ -190,7 +189,7 @@ class Choice:
     """How many drafts a step should have.
 
     Attributes:
-        drafts: [rows] most drafts of each.
+        drafts: [rows] maximum drafts of each row.
         saved_ms: How much sooner a token is expected than without drafts.
     """
 
@@ -202,14 +201,13 @@ class DraftLengths:
     """Chooses how many drafts each row of a step has.
 
     Args:
-        waits: Whether a step that asks for drafts has to be waited for.
-        settles: Whether a step that asks for drafts behind one that does not is slower than those that follow.
+        waits: Whether the device must be waited for before a step that asks for drafts.
+        settles: Whether a step that asks for drafts is slower if the step before did not.
 
     Attributes:
         alone: Times of steps that ask for no drafts, by their tokens.
-        steps: Times of steps that ask for some, without drafting. Where nothing waits, this is `alone` too.
-        drafting: Times of proposing, by drafts and rows.
-        acceptance: Of drafts.
+        steps: Times of steps that ask for drafts, without drafting. The same object as `alone` where nothing waits.
+        drafting: Times of drafting, by drafts and rows.
     """
 
     def __init__(self, waits: bool = False, *, settles: bool = False) -> None:
@@ -227,8 +225,8 @@ class DraftLengths:
         self._chosen_for = 0  # so many more steps
 
     def choose(self, tokens: int, slots: list[int], most: IntArray) -> Choice:
-        """Choose the drafts of a step that has `tokens` without them, and whose rows of these slots may have up to
-        `most` [rows] drafts."""
+        """Choose the drafts of a step that has `tokens` tokens without them. The rows of `slots` may have up to `most`
+        [rows] drafts."""
         none, choice = Choice(np.zeros_like(most)), None
         if not self.alone:
             return none  # a step without drafts comes first
@@ -253,16 +251,19 @@ class DraftLengths:
         return none if self._since_baseline < _BASELINE_RUN else choice
 
     def learn_step(self, tokens: int, ms: float, *, asked: bool) -> None:
-        """Learn how long a step took, drafting left out. A step without drafts right behind one with some does not
-        count: it is slower than those that follow, since the draft model has taken the model's place in the processor's
-        caches. Nor does a step with drafts right behind one without, where that has waited for the host."""
+        """Learn how long a step took, without drafting.
+
+        The first step without drafts after one with drafts is not counted: it is slower, since the draft model has
+        replaced the model in the processor's caches. Where steps wait for the host, the first step with drafts is not
+        counted either.
+        """
         times, changed = self.steps if asked else self.alone, asked is not self._asked_before
         if not changed or (asked and not self._settles) or (not asked and not times):
             times.learn(tokens, ms)
         self._asked_before = asked
 
     def skip(self) -> None:
-        """Note a step that could have no drafts."""
+        """Note a step that could not have drafts."""
         if self._since_drafts:
             self._since_drafts += 1
 
@@ -273,16 +274,16 @@ class DraftLengths:
 
     @property
     def resting(self) -> int:
-        """How many of the next steps surely have no drafts."""
+        """How many of the next steps will certainly have no drafts."""
         since = 0 if self._trials_left else self._since_drafts
         return max(0, min(-since % self.pace.look_every, self._pause - since)) if since else 0
 
     def wake(self) -> None:
-        """Let the next step that may have drafts ask whether they would pay."""
+        """Let the next step that may have drafts check whether they would pay."""
         self._since_drafts = 0
 
     def _best_for_a_while(self, tokens: int, slots: list[int], most: IntArray) -> Choice | None:
-        """The best choice; where the host's time may be what a step takes, it is made anew every few steps."""
+        """Return the best choice, which is kept for a few steps where the host's time may limit a step."""
         rows = (tokens, *slots, *most.tolist())
         if not self._chosen_for or rows != self._chosen[0]:
             rates = np.array([self.acceptance.of(slot) for slot in slots])
@@ -293,7 +294,7 @@ class DraftLengths:
         return self._chosen[1]
 
     def _best(self, tokens: int, rates: FloatArray, finds: FloatArray, most: IntArray) -> Choice | None:
-        """The best number of drafts; None if that is 0."""
+        """Return the best number of drafts, or None if that is 0."""
         longest, rows = int(most.max(initial=0)), len(rates)
         powers = np.cumprod(np.repeat(rates[:, None], longest, axis=1), axis=1)  # [rows, drafts]
         powers[np.arange(longest) >= most[:, None]] = 0.0

@@ -1,18 +1,17 @@
-"""Drafts by a smaller model, or by a head of the model itself, which samples them one after another before each step.
+"""Drafts from a smaller model, or from a head of the main model, which samples them one after another before each step.
 
-Its KV cache lies beside the model's and has as many blocks; a sequence's keys stand in blocks of the same ids, so the
-engine plans one set of block tables for both. Only a sequence that may have drafts is computed, when it first has some,
-and then as far as it has grown since. Knows nothing about how drafts are verified.
-
-On a device that runs ahead, a sequence that has drafts in a step which still runs can have more behind it: the draft
-model reads what that step samples from the device, see `draft_steps.py`.
+The draft model's KV cache has as many blocks as the main model's, and a sequence's keys are in blocks of the same ids,
+so the engine plans one set of block tables for both. A sequence is computed only when it first has drafts, and then as
+far as it has grown since. On a device that runs ahead, drafts may follow a step with drafts that still runs: the draft
+model reads that step's tokens from the device (`draft_steps.py`).
 
 A head differs in three ways:
 
-- At each place it reads the token behind that place, so its sequences lack their first token.
-- It also reads the state that the model has computed there (`hidden_states.py`). Behind a draft that is the head's own
-  state, so what it has computed there is computed again once the model's is known.
-- States that a plan moves, with their block, are there only once the plan is launched: until then there are no drafts.
+- At each position it reads the next token, so its sequences lack their first token.
+- It also reads the main model's state at that position (`hidden_states.py`). After a draft it uses a state of its own,
+  so these positions are computed again once the main model's state is known.
+- A plan moves states together with their blocks when it is launched, so a sequence whose blocks are moved has no drafts
+  until then.
 """
 
 from __future__ import annotations
@@ -32,9 +31,9 @@ from quire.runtime.worker.speculation.step_drafts import StepDrafts, named_draft
 from quire.sampling_params import SamplingParams
 
 _MAX_UNREAD = 256
-"""Steps without drafts that are kept, at most, before sequences are told of them."""
+"""Maximum number of steps without drafts that are kept before their tokens are added to the sequences."""
 _FEW = 16
-"""Up to this many tokens of a sequence are always read."""
+"""A sequence with up to this many unread tokens is always read."""
 
 
 @dataclass
@@ -42,13 +41,13 @@ class _Sequence:
     """The sequence that a slot holds.
 
     Attributes:
-        tokens: All of it; a head's lack the first one.
-        sampled: How many of them were sampled.
-        key: Stands for whatever else the keys of its tokens depend on.
-        computed: How many of its tokens have the draft model's keys in its blocks.
+        tokens: All of its tokens; a head's sequence lacks the first one.
+        sampled: How many tokens were sampled.
+        key: Hash of whatever else the keys of its tokens depend on.
+        computed: How many tokens have the draft model's keys in its blocks.
         blocks: Block ids by index.
-        keys: Hashes of its full blocks that are computed, see DraftModel.
-        proposed: Drafts by the number of their step, until it is recorded.
+        keys: Hashes of its full computed blocks, as described at DraftModel.
+        proposed: Number of drafts by step, until the step is recorded.
     """
 
     tokens: list[int]
@@ -60,8 +59,7 @@ class _Sequence:
     proposed: dict[int, int] = field(default_factory=dict)
 
     def put_block(self, index: int, block: int, block_size: int) -> None:
-        """Set a block of the sequence. Where it takes the place of another one, what was computed from there on is
-        lost."""
+        """Set a block of the sequence. If it replaces another block, the tokens from there on count as not computed."""
         if self.blocks.get(index, block) != block and self.computed > index * block_size:
             self.computed = index * block_size
             del self.keys[index:]
@@ -69,15 +67,13 @@ class _Sequence:
 
 
 class _Row(NamedTuple):
-    """A row that gets drafts, or only reads.
+    """A row of a draft model's step, which gets drafts or only reads tokens.
 
     Attributes:
-        slot: The row's slot.
-        sequence: The slot's sequence.
         read: How many tokens the draft model reads.
         drafts: How many drafts the row gets.
-        bound: How many tokens the sequence may have, drafts left out.
-        place: The row's place among the plan's sampled rows.
+        bound: Maximum tokens that the sequence may have, without drafts.
+        place: Index of the row among the plan's sampled rows.
         follows: Whether the step before still runs.
     """
 
@@ -91,24 +87,24 @@ class _Row(NamedTuple):
 
     @property
     def start(self) -> int:
-        """How many tokens have their keys already, at most."""
+        """Maximum number of tokens that have their keys already."""
         return self.bound - self.read if self.follows else self.sequence.computed
 
 
 class DraftModel:
-    """A Drafter that samples drafts from a smaller model, or from a head of the model.
+    """A Drafter that samples drafts from a smaller model, or from a head of the main model.
 
-    A hash over all tokens up to a block's end tells whose keys the block holds. So keys that the prefix cache brings
-    are found again, and what other sequences, swaps or copies have left in a block is computed anew.
+    A hash over all tokens up to a block's end identifies the keys in the block. This finds keys again that the prefix
+    cache brings, and recomputes blocks that other sequences, swaps or copies have overwritten.
 
     Args:
-        steps: Of the draft model, which has as many slots and blocks as the model.
-        group: The model's KV group that looks back to the beginning.
-        block_size: Tokens of a block.
-        longest: Tokens of the longest sequence that the draft model can follow.
-        most_tokens: Tokens of one of these steps, at most.
-        max_drafts: Drafts of a row, at most.
-        is_head: Whether it is a head of the model.
+        steps: Runs the draft model, which has as many slots and blocks as the main model.
+        group: The main model's KV group without a sliding window.
+        block_size: Tokens per block.
+        longest: Maximum sequence length of the draft model.
+        most_tokens: Maximum tokens of a step of the draft model.
+        max_drafts: Maximum drafts of a row.
+        is_head: Whether the draft model is a head of the main model.
     """
 
     def __init__(
@@ -154,8 +150,8 @@ class DraftModel:
                 self._find_computed(self._sequences[owner.slot])
 
     def follows(self, plan: Plan) -> bool:
-        """Whether drafts can be proposed while the step before still runs: all rows that get some have some in that
-        step too, nobody asks what they are, and no slot is new."""
+        """Whether drafts can be proposed while the step before still runs: no slot is new, the host need not know the
+        drafts, and all rows that get drafts had some in that step too."""
         if not self.on_device or plan.admitted or plan.masked:
             return False
         slots = [plan.slots[row] for row, most in zip(plan.sampled_rows, plan.drafts, strict=True) if most]
@@ -189,7 +185,7 @@ class DraftModel:
         return self._run(plan, rows, behind)
 
     def record(self, plan: Plan, result: Result) -> None:
-        """Take in what a step has sampled. Steps without drafts are kept, and taken in several at a time."""
+        """Note what a step has sampled. Steps without drafts are collected and processed several at a time."""
         if plan.step in self._drafted:
             self._drafted.remove(plan.step)
             self._catch_up()
@@ -200,7 +196,7 @@ class DraftModel:
                 self._catch_up()
 
     def _catch_up(self) -> None:
-        """Take in the steps without drafts that were kept; steps of the same sequences are taken in together."""
+        """Process the collected steps without drafts; steps of the same sequences are processed together."""
         unread, self._unread = self._unread, []
         for slots, group in groupby(unread, key=lambda step: [step[0].slots[row] for row in step[0].sampled_rows]):
             steps = list(group)
@@ -229,12 +225,11 @@ class DraftModel:
             at += count
 
     def first_guess(self, slot: int) -> None:
-        """Always None: a guess would have to be computed."""
+        """Return None: a guess would have to be computed."""
 
     def _row(self, slot: int, sequence: _Sequence, most: int, place: int) -> _Row:
-        """The row by which a slot gets drafts. Behind a step that still runs, a head reads all tokens again from the
-        one that the step began with, since it computed its drafts from states of its own; a model lacks the keys of the
-        last draft at most."""
+        """Make the row by which a slot gets drafts. Behind a step that still runs, a head reads all tokens since that
+        step's start again, because it drafted from its own states; a model lacks at most the keys of the last draft."""
         known = len(sequence.tokens)
         if not sequence.proposed:
             return _Row(slot, sequence, known - sequence.computed, most, known, place, follows=False)
@@ -243,7 +238,7 @@ class DraftModel:
         return _Row(slot, sequence, read, most, known + proposed + 1, place, follows=True)
 
     def _run(self, plan: Plan, rows: list[_Row], behind: list[_Row]) -> StepDrafts:
-        """Compute what is missing, and with it the first draft of each row; then one draft of each after another."""
+        """Compute the missing tokens and the first draft of each row, then the further drafts one by one."""
         every, inputs = [*rows, *behind], list[list[int]]()
         changes = self._changes.take()
         if changes is not None and changes.admitted:
@@ -281,27 +276,25 @@ class DraftModel:
         return _by_place(len(plan.sampled_rows), [row.place for row in rows], counts, found)
 
     def _new_sequence(self, owner: Admitted) -> _Sequence:
-        """The sequence of a slot's new owner."""
         if not self._is_head:
             return _Sequence(list(owner.history), owner.num_sampled)
         key = hash((owner.history[0], owner.adapter_slot))  # states differ by both
         return _Sequence(owner.history[1:], owner.num_sampled, key)
 
     def _moved_blocks(self, plan: Plan) -> set[int]:
-        """The blocks to which the plan moves states, which a head would read before they are there."""
+        """Return the blocks to which the plan moves states, which a head would read before they are there."""
         if not self._is_head:
             return set()
         return {target for _, target in plan.copies} | {device for _, device in plan.swap_in}
 
     def _forget_written(self, sequence: _Sequence, end: int) -> None:
-        """Forget what the blocks hold that will change: from the first one that is not computed in full up to the token
-        `end`."""
+        """Forget the contents of blocks that will change, from the first one not computed in full up to token `end`."""
         for index in range(sequence.computed // self._block_size, -(-end // self._block_size)):
             if (block := sequence.blocks.get(index)) is not None:
                 self._written.pop(block, None)
 
     def _find_computed(self, sequence: _Sequence) -> None:
-        """Find out how much of a new owner's sequence its blocks hold already."""
+        """Find out how many tokens of a new owner's sequence its blocks already hold."""
         sequence.computed, sequence.keys = 0, []
         size, key = self._block_size, sequence.key
         for index in range((len(sequence.tokens) - 1) // size):
@@ -312,7 +305,7 @@ class DraftModel:
             sequence.computed += size
 
     def _note_written(self, sequence: _Sequence) -> None:
-        """Note what the blocks hold that have become full."""
+        """Note the contents of blocks that have become full."""
         size, keys = self._block_size, sequence.keys
         while (len(keys) + 1) * size <= sequence.computed:
             index = len(keys)
@@ -321,7 +314,7 @@ class DraftModel:
 
 
 class _Changes:
-    """Collects changes of the draft worker's slots until it runs next, so that it has nothing to do while nothing is
+    """Collects changes of the draft worker's slots until it runs next, so that it does no work while nothing is
     drafted."""
 
     def __init__(self) -> None:
@@ -329,7 +322,7 @@ class _Changes:
         self._blocks: dict[int, dict[int, int]] = {}  # by slot, block ids by index
 
     def add(self, plan: Plan, places: list[int]) -> None:
-        """Add a plan's new owners of slots, and its entries of block tables at these places."""
+        """Add the plan's new owners of slots, and the block table entries at the indices `places`."""
         for owner in plan.admitted:
             self._owners[owner.slot] = owner
             self._blocks[owner.slot] = {}
@@ -337,7 +330,7 @@ class _Changes:
             self._blocks.setdefault(plan.block_slots[place], {})[plan.block_indices[place]] = plan.block_ids[place]
 
     def take(self) -> Plan | None:
-        """Take all changes, as a plan without rows; None: there are none."""
+        """Return all collected changes as a plan without rows, or None if there are none."""
         if not self._blocks:
             return None
         entries = [(slot, *each) for slot, own in self._blocks.items() for each in own.items()]
@@ -355,8 +348,7 @@ class _Changes:
 
 
 def _drafting(owner: Admitted) -> Admitted:
-    """The slot's owner as the draft worker takes it: with those sampling settings that decide which token a random
-    number stands for, and nothing else."""
+    """Return the owner with only the sampling settings that decide which token a random number selects."""
     asked = owner.sampling
     sampling = SamplingParams(
         temperature=asked.temperature, top_p=asked.top_p, top_k=asked.top_k, min_p=asked.min_p, max_tokens=1
@@ -367,8 +359,7 @@ def _drafting(owner: Admitted) -> Admitted:
 
 
 def _first_step(slots: list[int], inputs: list[list[int]], sampled: int, changes: Plan | None) -> Plan:
-    """The plan that makes these changes, then computes these tokens of all slots; the first `sampled` of them
-    sample."""
+    """Make the plan that applies `changes` and computes `inputs`; the first `sampled` slots sample."""
     tokens = [token for own in inputs for token in own]
     rows = list(range(len(slots)))
     plan = Plan(
@@ -388,8 +379,8 @@ def _first_step(slots: list[int], inputs: list[list[int]], sampled: int, changes
 
 
 def _by_place(number: int, places: list[int], counts: list[int], found: Tokens | None) -> StepDrafts:
-    """The drafts of a plan with `number` sampled rows: those at `places` have `counts`, and the tokens in `found` if
-    the host knows them."""
+    """Return the drafts of a plan with `number` sampled rows; the rows at `places` have `counts` drafts, whose tokens
+    are `found` if the host knows them."""
     if found is None:
         all_counts = [0] * number
         for place, count in zip(places, counts, strict=True):

@@ -1,10 +1,9 @@
-"""The steps by which a draft model proposes drafts, one after another, and tokens that only the device knows.
+"""Runs a draft model's steps, and looks up tokens that only the device knows.
 
-Where the host computes, each step is over when the next one begins. On a device that runs ahead of the host, all are
-launched one behind another on the stream of the model's, and drafts stay on the device: a step of the draft model
-writes down what it samples as drafts of the model's slots, whose next step reads them from there. That step writes down
-what it has sampled, with which the draft model goes on. So both can be launched before the host has seen a token. In
-plans such tokens are named by where they stand; see `look_up_tokens`.
+On a CPU each step ends before the next one begins. On a device that runs ahead of the host, all steps are launched on
+the main model's stream, and drafts stay on the device: the draft model writes its drafts to the main model's slots,
+whose next step reads them. That step writes what it has sampled, and the draft model continues from there. So both are
+launched before the host has seen a token. Plans name these tokens by negative numbers, which `look_up_tokens` resolves.
 """
 
 from __future__ import annotations
@@ -30,8 +29,8 @@ Tokens = Sequence[Sequence[int]]
 
 
 def steps_in_flight(drafts: int) -> int:
-    """How many steps of the draft model may be launched before the oldest one is done, for so many drafts: all that go
-    with the model's steps in flight, and changes of slots before each of these."""
+    """Return how many steps of the draft model may be in flight for `drafts` drafts: all that belong to the main
+    model's steps in flight, and one change of slots before each of these."""
     return MAX_STEPS_IN_FLIGHT * (drafts + 1)
 
 
@@ -39,9 +38,9 @@ class DraftSteps:
     """Runs the steps of a draft model.
 
     Args:
-        runner: Of the draft model. No more than `steps_in_flight` of its steps are in flight.
-        followed: On a device that runs ahead of the host, the slots of the model that drafts are for. Then nothing here
-            waits for the device, unless drafts are read. None on any other device.
+        runner: The draft model's runner, which allows `steps_in_flight` steps in flight.
+        followed: On a device that runs ahead, the main model's slots; this class then waits for the device only if
+            drafts are read. None on a CPU.
     """
 
     def __init__(self, runner: ModelRunner, followed: SlotTable | None = None) -> None:
@@ -49,12 +48,12 @@ class DraftSteps:
         self.followed = followed
 
     def change(self, plan: Plan) -> None:
-        """Make the changes of a plan without rows, without waiting for them."""
+        """Launch a plan without rows, which only changes slots, without waiting for it."""
         self._runner.launch(plan)
 
     def rewind(self, slots: Sequence[int], lengths: Sequence[int], num_sampled: Sequence[int], recent: Tokens) -> None:
-        """Set slots to these lengths and numbers of sampled tokens, whatever they have computed and sampled beyond.
-        `recent` are all their tokens; a device that runs ahead is given the last ones of each."""
+        """Reset slots to these lengths and numbers of sampled tokens. `recent` has all tokens of each sequence; a
+        device that runs ahead receives the last ones."""
         self._runner.rewind(slots, lengths, num_sampled)
         if self.followed is not None:
             lines = [_last_of(tokens, self.followed.recent.shape[1]) for tokens in recent]
@@ -63,17 +62,16 @@ class DraftSteps:
             self.followed.recent.index_copy_(0, where[:, 0], where[:, 1:])
 
     def follow(self, slots: Sequence[int], lengths: Sequence[int]) -> None:
-        """Let slots go on behind a step of the model that still runs. The host notes the most tokens that each may
-        have; the device finds out how many there really are."""
+        """Let slots continue behind a step of the main model that still runs. `lengths` are the maximum lengths, for
+        the host; the device knows the real ones."""
         self._runner.slots.host.max_lengths[list(slots)] = lengths
 
     def draft(self, first: Plan, counts: Sequence[int], *, read: bool) -> Tokens | None:
-        """Draft `counts` tokens for the sampled rows of a step: the first is what the step samples, and each next one
-        follows from those before. Returns the drafts; None: there are as many, and they stay on the device, unless
-        `read` asks for them on the host.
+        """Draft `counts` tokens for the sampled rows of `first`, which samples the first draft of each row. Returns
+        None if the drafts stay on the device and `read` does not ask for them.
 
-        On a device that runs ahead, all rows have as many drafts as the one that has most. What goes beyond a row's own
-        number is not verified.
+        On a device that runs ahead, all rows get the maximum of `counts`; drafts beyond a row's own count are not
+        verified.
         """
         slots = [first.slots[row] for row in first.sampled_rows]
         if self.followed is None:
@@ -87,7 +85,7 @@ class DraftSteps:
         return [line[:count] for line, count in zip(lines, counts, strict=True)]
 
     def _one_by_one(self, plan: Plan, slots: list[int], counts: Sequence[int]) -> Tokens:
-        """Run one step after another until each slot has `counts` drafts, or has failed."""
+        """Run step after step until each slot has `counts` drafts, or has failed."""
         drafts: list[list[int]] = [[] for _ in slots]
         going_on = list(range(len(slots)))
         while True:
@@ -103,13 +101,13 @@ class DraftSteps:
 
 
 class DeviceTokens:
-    """Looks up tokens that only the device knows, in steps whose rows may name some: drafts, in steps of the model; and
-    in those of its draft model, which write drafts, what the model has sampled last.
+    """Looks up tokens that only the device knows. The main model's steps read drafts; the draft model's steps read what
+    the main model sampled last, and write drafts.
 
     Args:
-        slots: Those of the steps.
-        followed: Of a draft model, the slots of the model; None: the steps are the model's.
-        is_head: Whether the draft model is a head, which has each sequence without its first token.
+        slots: Slots of the steps' model.
+        followed: Slots of the main model, if the steps are a draft model's; otherwise None.
+        is_head: Whether the draft model is a head, whose sequences lack their first token.
     """
 
     def __init__(self, slots: SlotTable, followed: SlotTable | None = None, *, is_head: bool = False) -> None:
@@ -132,29 +130,29 @@ class DeviceTokens:
             )  # fmt: skip
 
     def look_up(self, ids: Tensor, slots: Tensor, out: Tensor) -> None:
-        """Put into `out` the tokens that `ids` name by their place in the line of their slot; all are [n] int64."""
+        """Write to `out` the tokens that `ids` name by their index in their slot's row; all are [n] int64."""
         self._look_up_tokens(ids, slots, self._known, out)
 
     def sampled(self, slots: Tensor) -> None:
-        """Take in that a step has sampled a token for each of these slots, [rows]."""
+        """Note that a step has sampled a token for each of these slots, [rows]."""
         own, followed = self._slots, self._followed
         if followed is not None:
             self._note_drafts(slots, own.last_token, own.num_sampled, followed.num_sampled, followed.drafts)
 
 
 def _last_of(tokens: Sequence[int], width: int) -> list[int]:
-    """The last `width` tokens; where there are fewer, zeros come first."""
+    """Return the last `width` tokens, with zeros in front if there are fewer."""
     last = list(tokens[-width:])
     return [0] * (width - len(last)) + last
 
 
 def last_tokens(number: int, width: int) -> list[int]:
-    """Names of the last tokens of a sequence whose model has sampled them in steps that are not done yet; see
-    SlotTable.recent, whose lines are so wide."""
+    """Return names of a sequence's last `number` tokens, which are in `SlotTable.recent`, `width` entries wide, and
+    which the host may not know yet."""
     return [FIRST_NAMED - place for place in range(width - number, width)]
 
 
 def _next_step(slots: Iterable[int]) -> Plan:
-    """A plan that computes one more token of each slot, and samples the next."""
+    """Make a plan that computes one more token of each slot and samples the next."""
     rows = list(slots)
     return Plan(step=0, slots=rows, counts=[1] * len(rows), sampled_rows=list(range(len(rows))))

@@ -1,6 +1,6 @@
-"""The drafter of some settings, and those that look drafts up in texts.
+"""Builds the drafter that the settings ask for, and defines drafters that look drafts up in texts.
 
-Their indices lie on the host, which must know all tokens: on a device that runs ahead of it, see `adaptive.py`.
+Their indices are on the host, which must know all tokens; `adaptive.py` arranges this on a device that runs ahead.
 """
 
 from __future__ import annotations
@@ -26,52 +26,51 @@ if TYPE_CHECKING:
     from quire.runtime.worker.model_runner import ModelRunner
 
 TOKENS_A_STEP = 2048
-"""Tokens of prompts that are read in a step, of all slots together: some 2 ms. Meanwhile their sequences have fewer
-drafts, and nobody waits."""
+"""Maximum prompt tokens that are indexed in a step, over all slots, in about 2 ms. Until a prompt is indexed, its
+sequence has fewer drafts, and nothing waits."""
 _TOKENS_A_GUESS = 256
-"""Tokens of one slot's sequence that are read for a guess, where nobody has asked for drafts."""
+"""Maximum tokens of one sequence that are indexed for a guess when no drafts were asked for."""
 Index = NgramIndex | SuffixIndex
-"""A sequence's tokens, and what may follow them."""
 
 
 class Drafter(Protocol):
-    """Proposes draft tokens for slots. It hears of every step."""
+    """Proposes draft tokens for slots. It is told of every step."""
 
     @property
     def on_device(self) -> bool:
-        """Whether drafting is only launched, so that its time is the step's."""
+        """Whether drafts are computed on the device, so that their time is part of the step's."""
         ...
 
     @property
     def read(self) -> int:
-        """How many known tokens it had to read for what it proposed last."""
+        """How many known tokens the last call of `propose` had to read."""
         ...
 
     def begin(self, plan: Plan) -> None:
-        """Take in a plan's new owners of slots, with all their tokens, and its changes of block tables."""
+        """Note the plan's new owners of slots, with all their tokens, and its changes of block tables."""
         ...
 
     def follows(self, plan: Plan) -> bool:
-        """Whether it can propose drafts for this plan, the next one, while the step before still runs."""
+        """Whether drafts for this plan, the next one, can be proposed while the step before still runs."""
         ...
 
     def propose(self, plan: Plan, max_read: int) -> StepDrafts:
-        """Propose drafts for a plan that has begun: up to as many as it says for each sampled row. A sequence of which
-        more than `max_read` tokens would have to be read first gets none, if reading takes long."""
+        """Propose drafts for a plan that has begun, at most as many as it allows for each sampled row. If reading takes
+        long, a sequence with more than `max_read` unread tokens gets none."""
         ...
 
     def record(self, plan: Plan, result: Result) -> None:
-        """Take in what the plan's rows gained."""
+        """Note which tokens the plan's rows gained."""
         ...
 
     def first_guess(self, slot: int) -> list[int] | None:
-        """The token that it would propose first for a slot, in a list that is empty if it would propose none; None:
-        finding it would take too long."""
+        """Return the first token that would be proposed for a slot, in a list; an empty list if none would be. Returns
+        None if finding it would take too long."""
         ...
 
 
 class LookupDrafter:
-    """A Drafter that keeps an index of each slot's sequence, and looks up in it what may follow.
+    """A Drafter that indexes each slot's sequence, and looks up what may follow.
 
     Args:
         new_index: Makes the index of a slot's new owner.
@@ -92,7 +91,7 @@ class LookupDrafter:
                 self._indices[owner.slot] = self._new_index(owner)
 
     def follows(self, plan: Plan) -> bool:
-        """Always False: indices need all tokens, also those of the step before."""
+        """Return False: indices need all tokens, including those of the step before."""
         return False
 
     def propose(self, plan: Plan, max_read: int) -> StepDrafts:
@@ -123,8 +122,8 @@ class LookupDrafter:
 
 
 def _lookup_drafter(speculation: Speculation) -> LookupDrafter:
-    """A drafter that proposes what followed the last tokens: earlier in the same sequence (`ngram`), or most often, in
-    the same sequence and in other requests' outputs (`suffix`)."""
+    """Make a drafter that proposes what followed the last tokens before: earlier in the same sequence (`ngram`), or
+    most often in the same sequence and in other requests' outputs (`suffix`)."""
     if speculation.method == "ngram":
         longest, shortest = speculation.lookup_max, speculation.lookup_min
         return LookupDrafter(lambda owner: NgramIndex(owner.history, longest, shortest))
@@ -140,14 +139,14 @@ def build_drafter(
     load: Callable[[Config], ModelRunner],
     followed: SlotTable | None = None,
 ) -> Drafter | None:
-    """The drafter; None: there are no drafts.
+    """Build the drafter; returns None without speculation.
 
     Args:
-        config: Resolved settings of the model that verifies.
-        spec: Of that model.
-        blocks: Its KV blocks.
+        config: Resolved settings of the main model.
+        spec: Spec of the main model.
+        blocks: Number of the main model's KV blocks.
         load: Loads the model of other settings; returns its runner.
-        followed: The model's slots, on a device that runs ahead of the host; None on any other.
+        followed: The main model's slots on a device that runs ahead of the host; None on a CPU.
 
     Raises:
         SetupError: The draft model cannot be loaded.

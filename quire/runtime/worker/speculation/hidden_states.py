@@ -1,11 +1,12 @@
-"""The states that a draft head reads of its model: one vector a token, made of some of the model's residual streams.
+"""The states that a draft head reads of its model: one vector per token, fused from some of the model's residual
+streams.
 
-They are kept as the KV cache is, in blocks of the same ids. A step of the model writes the states of its tokens, and
-when a block is shared, copied, swapped or found by its prefix, its states go with it. So the head can read a token
-whenever drafts are asked for, as long as the model's keys of the token are there.
+States are stored like the KV cache, in blocks of the same ids. A step of the model writes the states of its tokens, and
+they move with their block when it is shared, copied, swapped or found by its prefix. So the head can read any token
+whose keys the model still has.
 
-Behind the blocks each slot has a row of its own. There the head puts its own state of a row's last token, which stands
-for the model's when it goes on behind a draft (Li et al. 2025, arXiv:2503.01840, section 3.1).
+After the blocks each slot has one row, for the head's own state of its last token. It replaces the model's state when
+the head continues after a draft (Li et al. 2025, arXiv:2503.01840, section 3.1).
 """
 
 from __future__ import annotations
@@ -33,21 +34,19 @@ from quire.runtime.worker.step import StepInputs
 from quire.runtime.worker.weight_loading import load_fusion
 
 Embed = Callable[[Tensor, Positions], Stream]
-"""The model's embedding: from tokens and their positions to the stream that begins with the tokens' embeddings."""
+"""The model's embedding: from tokens and their positions to the residual stream that begins with it."""
 
 
 class StateRows:
-    """The tensor that holds states: a row for each token of the KV blocks, and a row for each slot.
+    """The tensor of states, with a row for each token of the KV blocks and a row for each slot.
 
     Args:
-        blocks: KV blocks, the dummy not counted.
-        block_size: Tokens of a block.
-        slots: The dummy's included.
-        width: Width of a state.
-        options: The device and dtype of states.
+        blocks: Number of KV blocks without the dummy.
+        block_size: Tokens per block.
+        slots: Number of slots with the dummy.
 
     Attributes:
-        rows: [(blocks + 1) · block_size + slots, width]: those of blocks, then those of slots.
+        rows: [(blocks + 1) · block_size + slots, width]: rows of blocks, then rows of slots.
         first_slot: The row of slot 0.
     """
 
@@ -58,7 +57,7 @@ class StateRows:
 
     @property
     def blocks(self) -> Tensor:
-        """The rows of blocks as [1, blocks + 1, block_size, width], as KV blocks are transferred."""
+        """The rows of blocks in the layout of block transfers, [1, blocks + 1, block_size, width]."""
         return self.rows[: self.first_slot].view(1, -1, self.block_size, self.rows.shape[1])
 
     @property
@@ -71,16 +70,15 @@ class ModelStates:
     """A StreamReader of the model: fuses the streams of a step's tokens, and writes the states to their blocks.
 
     Args:
-        sources: Which streams, by the layer that each enters.
-        width: Of a stream.
+        sources: The layers whose input streams are fused.
+        width: Width of a stream.
         hidden: Width of a state.
-        fuse: [tokens, sources · width] → [tokens, hidden].
-        group: The KV group whose blocks states are kept in; it looks back to the beginning.
-        options: The device and dtype of all.
-        embed: The model's embedding, which the head may be lent.
+        fuse: Projection from [tokens, sources · width] to [tokens, hidden].
+        group: The KV group whose blocks hold the states; it has no sliding window.
+        embed: The model's embedding, which the head may borrow.
 
     Attributes:
-        states: Where they are written, once there is a place.
+        states: The rows that states are written to, set by `allocate`.
     """
 
     def __init__(
@@ -115,7 +113,7 @@ class ModelStates:
         self.states = StateRows(blocks, block_size, slots, self._hidden, self._options)
 
     def begin(self, batch: Batch, inputs: StepInputs) -> None:
-        """Find the rows that the states of the step's tokens are written to, and make room for the streams to fuse."""
+        """Find the rows for the states of the step's tokens, and allocate the buffer of streams to fuse."""
         rows, options = batch.rows, self._options
         self._places = torch.empty_like(rows.positions)
         table = rows.tables[self._group]
@@ -123,7 +121,7 @@ class ModelStates:
         self._streams = torch.empty((len(self._places), self._width), dtype=options.dtype, device=options.device)
 
     def loan(self) -> Loan:
-        """What the head's worker is lent."""
+        """Return what the worker of the draft head borrows from the model."""
         return Loan(self._embed, HeadStates(self.states))
 
     def read(self, number: int, stream: Stream) -> None:
@@ -136,16 +134,16 @@ class ModelStates:
 
 
 def model_states(config: Config, spec: ModelSpec, options: TensorOptions, embed: Embed) -> ModelStates | None:
-    """The ModelStates for the draft head that the settings name, with the weights of the fusion; None: they name none.
+    """Make the ModelStates for the configured draft head and load the weights of its fusion; returns None without a
+    head.
 
     Args:
         config: Resolved settings of the model.
-        spec: Of the model.
-        options: The device and dtype of all.
-        embed: The model's.
+        spec: Spec of the model.
+        embed: The model's embedding.
 
     Raises:
-        CheckpointError: The head's files do not serve.
+        CheckpointError: The head's files are broken or do not fit.
     """
     speculation = config.speculation.speculation
     if speculation is None or speculation.method != "eagle3":
@@ -178,8 +176,8 @@ class HeadStates:
         self._sampled: Tensor | None = None
 
     def begin(self, batch: Batch, inputs: StepInputs) -> None:
-        """Find the rows of the states that the step's tokens are read with. A token that the plan does not name is a
-        draft that its slot has sampled, so it is read with the slot's row."""
+        """Find the states that the step's tokens are read with. A token that the plan does not name is a draft that its
+        slot sampled, so it is read with the slot's row."""
         rows, states = batch.rows, self._states
         places, self._rows = torch.empty_like(rows.positions), torch.empty_like(rows.positions)
         self._compute_slot_mapping(rows.tables[0], rows.slot_of_token, rows.positions, states.block_size, places)
@@ -187,14 +185,13 @@ class HeadStates:
         self._sampled, self._sampled_slots = inputs.logits_indices, inputs.sampled_slots
 
     def take(self) -> Tensor:
-        """The states [tokens, hidden] that the step's tokens are read with; the caller may change them."""
+        """Return the states [tokens, hidden] that the step's tokens are read with, as a copy."""
         taken = self._states.rows.new_empty((len(self._rows), self._states.rows.shape[1]))
         self._take_rows(self._states.rows, self._rows, taken)
         return taken
 
     def keep(self, states: Tensor) -> None:
-        """Keep the head's own states [tokens, hidden] of this step: that of each sampled position in the row of its
-        slot."""
+        """Store the head's own states [tokens, hidden] of the step's sampled positions in the rows of their slots."""
         if self._sampled is not None:
             chosen = states.new_empty((len(self._sampled), states.shape[1]))
             self._take_rows(states, self._sampled, chosen)
@@ -203,16 +200,16 @@ class HeadStates:
 
 
 StepStates = ModelStates | HeadStates
-"""What is told of each step before its model runs."""
+"""Is told of each step before its model runs."""
 
 
 class Loan(NamedTuple):
-    """What the worker of a draft head is lent by the worker of its model."""
+    """What the worker of a draft head borrows from the worker of its model."""
 
     embed: Embed
     states: HeadStates
 
     @property
     def to_model(self) -> Lent:
-        """The loan as the head's model takes it."""
+        """The loan in the form that the head's model takes."""
         return Lent(self.embed, self.states)

@@ -15,19 +15,19 @@ from quire.compute.kernels.reference.drafts import FIRST_NAMED
 from quire.foundation.messages.workers import Plan
 
 NO_DRAFT = -1
-"""In place of a draft token: behind the last one of a row there is none."""
+"""Stands for a missing draft after the last draft of a row."""
 Column = TypeVar("Column", Tensor, IntArray)
 
 
 @dataclass(frozen=True)
 class StepDrafts:
-    """What was proposed for a plan whose rows may have drafts.
+    """The drafts of a step.
 
     Attributes:
-        counts: [sampled rows] int64, how many drafts each really has: at most as many as planned.
-        tokens: [sum of counts] int64, one row's behind another's; or, where only the device knows them, what names
-            them: see `look_up_tokens`.
-        on_device: Whether only the device knows them.
+        counts: [sampled rows] int64, number of drafts of each row; never more than the plan allows.
+        tokens: [sum of counts] int64, row by row. If only the device knows the drafts, these are negative names, which
+            the op `look_up_tokens` resolves.
+        on_device: Whether only the device knows the drafts.
     """
 
     counts: IntArray
@@ -36,7 +36,7 @@ class StepDrafts:
 
     @classmethod
     def of(cls, proposed: Sequence[Sequence[int]]) -> StepDrafts:
-        """The drafts of a step whose sampled rows were proposed these tokens."""
+        """Make the drafts of a step from the tokens proposed for each sampled row."""
         counts = np.fromiter(map(len, proposed), dtype=np.int64, count=len(proposed))
         return cls(counts, np.array([token for row in proposed for token in row], dtype=np.int64))
 
@@ -44,7 +44,7 @@ class StepDrafts:
         return bool(len(self.tokens))
 
     def of_masked(self, plan: Plan) -> list[list[int]] | None:
-        """The drafts of each of the plan's masked rows; None if none of these may have any."""
+        """Return the drafts of each masked row of the plan; None if none of these rows may have drafts."""
         if not plan.masked:
             return None
         places = np.searchsorted(plan.sampled_rows, plan.masked).tolist()
@@ -54,8 +54,8 @@ class StepDrafts:
         return [self.tokens[ends[place] - self.counts[place] : ends[place]].tolist() for place in places]
 
     def up_to(self, rows: IntArray, counts: IntArray) -> StepDrafts:
-        """A copy of which only the first `counts` drafts of these sampled rows can stay. All positions are as they
-        were."""
+        """Return a copy in which only the first `counts` drafts of the sampled rows `rows` can be accepted. Positions
+        do not change."""
         kept = self.counts.copy()
         kept[rows] = counts
         stays = _places(self.counts) < kept.repeat(self.counts)
@@ -63,24 +63,24 @@ class StepDrafts:
 
     @cached_property
     def first_positions(self) -> IntArray:
-        """[sampled rows] where among the step's sampled positions each row's begin: a row has one more than drafts."""
+        """The index of each sampled row's first position, [sampled rows]. A row has one position more than drafts."""
         places: IntArray = self.counts.cumsum() - self.counts + np.arange(len(self.counts))
         return places
 
     @cached_property
     def row_of_position(self) -> IntArray:
-        """[positions] which of the sampled rows each is of."""
+        """The sampled row of each position, [positions]."""
         return np.repeat(np.arange(len(self.counts)), self.counts + 1)
 
     @cached_property
     def offsets(self) -> IntArray:
-        """[positions] each one's place in its row."""
+        """The index of each position in its row, [positions]."""
         places: IntArray = np.arange(len(self.row_of_position)) - self.first_positions[self.row_of_position]
         return places
 
     @cached_property
     def next_drafts(self) -> IntArray:
-        """[positions] the draft that stands behind each, or NO_DRAFT."""
+        """The draft that follows each position, or NO_DRAFT, [positions]."""
         drafts = np.full(len(self.tokens) + len(self.counts), NO_DRAFT, dtype=np.int64)
         has_next = np.ones(len(drafts), dtype=np.bool_)
         has_next[self.first_positions + self.counts] = False
@@ -93,23 +93,23 @@ NO_DRAFTS = StepDrafts.of(())
 
 @lru_cache(256)
 def named_drafts(counts: tuple[int, ...]) -> StepDrafts:
-    """Drafts that only the device knows: this many for each sampled row."""
+    """Make drafts that only the device knows, this many for each sampled row."""
     numbers = np.array(counts, dtype=np.int64)
     return StepDrafts(numbers, FIRST_NAMED - _places(numbers), on_device=True)
 
 
 def _places(counts: IntArray) -> IntArray:
-    """[sum of counts] each draft's place among those of its row."""
+    """Return the index of each draft among the drafts of its row, [sum of counts]."""
     places: IntArray = np.arange(int(counts.sum())) - (counts.cumsum() - counts).repeat(counts)
     return places
 
 
 class DraftColumns(NamedTuple, Generic[Column]):
-    """A step's drafts; all int64.
+    """A step's drafts as int64 columns.
 
     Attributes:
-        offsets, next_drafts: [positions], see StepDrafts.
-        ends: [sampled rows] where each row's positions end; of a row of padding, where those before it end.
+        offsets, next_drafts: [positions], as in StepDrafts.
+        ends: [sampled rows], the end of each row's positions; a row of padding repeats the end before it.
     """
 
     offsets: Column
@@ -118,13 +118,12 @@ class DraftColumns(NamedTuple, Generic[Column]):
 
 
 def draft_columns(drafts: StepDrafts) -> DraftColumns[IntArray]:
-    """The columns of a step's drafts."""
     return DraftColumns(drafts.offsets, drafts.next_drafts, drafts.first_positions + drafts.counts + 1)
 
 
 def padded_columns(drafts: StepDrafts | None, positions: int, rows: int) -> DraftColumns[IntArray]:
-    """The columns of a step's drafts, padded to these numbers of positions and sampled rows. Without drafts, all of it
-    is padding."""
+    """Return the columns of a step's drafts, padded to these numbers of positions and sampled rows. Without drafts, all
+    entries are padding."""
     offsets, ends = np.zeros(positions, dtype=np.int64), np.zeros(rows, dtype=np.int64)
     next_drafts = np.full(positions, NO_DRAFT, dtype=np.int64)
     if drafts is not None:

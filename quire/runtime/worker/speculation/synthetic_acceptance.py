@@ -1,8 +1,5 @@
-"""Accepts drafts at a given rate, whether the model would have sampled them or not: outputs are wrong, and steps take
-as long as with drafts that are right as often. For benchmarks alone.
-
-Knows nothing about how drafts are verified: it changes what was sampled, and verification goes by that as ever.
-"""
+"""Accepts drafts at a given rate, regardless of the model: outputs are wrong, but steps take as long as with drafts
+that are right as often. Used by benchmarks only."""
 
 from __future__ import annotations
 
@@ -14,16 +11,15 @@ from torch import Tensor
 from quire.foundation.config.speculation import MAX_DRAFTS
 
 _SEED = 1
-"""Seed of the random numbers, so that all ranks decide alike, and so do all runs of the same steps."""
+"""A fixed seed of the random numbers makes all ranks, and all runs of the same steps, decide alike."""
 
 
 class SyntheticAcceptance:
-    """Decides by random numbers of its own which drafts are accepted.
+    """Decides by its own random numbers which drafts are accepted.
 
     Args:
-        rates: By position, how likely the draft there and all before it are accepted; not rising, each from 0 to 1.
-        vocab_size: Of the model.
-        device: Where tokens are sampled.
+        rates: By position, the probability from 0 to 1 that this draft and all before it are accepted; must not
+            increase.
     """
 
     def __init__(self, rates: Sequence[float], vocab_size: int, device: torch.device) -> None:
@@ -35,12 +31,13 @@ class SyntheticAcceptance:
         self._random = torch.Generator(device).manual_seed(_SEED)
 
     def falsify(self, tokens: Tensor, next_drafts: Tensor, offsets: Tensor) -> None:
-        """Put the draft in place of what was sampled where it is accepted, and another token where it is not.
+        """Replace sampled tokens by the drafts that are accepted, and by other tokens where a draft is rejected.
 
         Args:
-            tokens: [positions] int64, sampled; changed.
-            next_drafts: [positions] int64, the draft behind each; below 0: there is none, and the token stays.
-            offsets: [positions] int64, each one's place in its row.
+            tokens: [positions] int64, sampled; changed in place.
+            next_drafts: [positions] int64, the draft after each position; negative if there is none, which keeps the
+                token.
+            offsets: [positions] int64, index of each position in its row.
         """
         drawn = torch.rand(len(tokens), generator=self._random, device=tokens.device)
         accepted = (drawn < self._rates[offsets]) & (next_drafts >= 0)

@@ -1,15 +1,14 @@
-"""Which draft tokens stay: a token is sampled at each position as if there were no drafts, and a draft stays where it
-is that token.
+"""Decides which draft tokens are accepted: each position samples as if there were no drafts, and a draft is accepted if
+it equals the token sampled there.
 
-The random number of a position is the one that its token would have had anyway (`seed` and how many were sampled before
-it), so the output is the same token for token whatever is proposed: drafts that nobody could have foreseen, fewer of
-them under load, or none. Its distribution is that of plain sampling by construction. A draft is accepted with the
-probability that the model gives it, which for a draft without alternatives is all that rejection sampling (Leviathan,
-Kalman, Matias 2023) reaches. Samplers that share random numbers in this way are studied by Daliri, Musco, Suresh 2024,
-"Coupling without Communication and Drafter-Invariant Speculative Decoding".
+A position draws the random number that its token would have had without drafts (from `seed` and the number of tokens
+sampled before it). So the output is the same token for token, whatever is proposed, and its distribution is that of
+plain sampling. A draft is accepted with the probability that the model gives it, the best that rejection sampling
+(Leviathan, Kalman, Matias 2023) reaches for one draft without alternatives. Daliri, Musco, Suresh 2024, "Coupling
+without Communication and Drafter-Invariant Speculative Decoding", study samplers that share random numbers in this way.
 
-The op `verify_drafts` decides, so nothing here waits for a device that runs ahead of the host: the next step can be
-launched behind it. The host reads how many tokens each row gains once they are there; it need not know the drafts.
+The op `verify_drafts` decides on the device, so the next step can be launched without waiting. The host reads
+afterwards how many tokens each row gained, and need not know the drafts.
 """
 
 from __future__ import annotations
@@ -44,11 +43,11 @@ _NONE = np.zeros(0, dtype=np.int64)
 
 
 class _Changed(NamedTuple):
-    """What the host knows of positions whose logits were changed before they were sampled.
+    """What the host knows about positions whose logits were changed before they were sampled.
 
     Attributes:
-        positions: Which these are.
-        broken: What went wrong in logits processors, by position.
+        positions: The changed positions.
+        broken: Errors of logits processors, by position.
     """
 
     positions: set[int]
@@ -59,14 +58,13 @@ class Verifier:
     """Verifies drafts for the slots of a table.
 
     Args:
-        slots: The table.
-        most: Positions of a step, at most.
-        mode: What is reported.
-        bitmasks: Where masks of a step are kept.
-        outputs: Where sampling leaves tokens and faults. The column of tokens is longer by one entry for each row: how
-            many tokens it gains.
-        synthetic: Decides in place of the model which drafts stay; None: the model does. Steps with masks have none.
-        runs_ahead: Whether steps are only launched, and graphs of short ones verify.
+        most: Maximum positions of a step.
+        mode: Which kind of log probabilities is reported.
+        outputs: Receives tokens and faults. Its column of tokens also has an entry per row, for the number of tokens
+            gained.
+        synthetic: Decides in place of the model which drafts are accepted, except in steps with bitmasks; None: the
+            model decides.
+        runs_ahead: Whether steps are only launched, and graphs of short steps verify.
     """
 
     def __init__(
@@ -95,7 +93,7 @@ class Verifier:
         self._sample = kernel("sample", slots.device.type)
 
     def warm_up(self, logits: Tensor) -> None:
-        """Run what verifies the logits [positions, vocab], which are the dummy's."""
+        """Run all kernels of verification on the dummy slot's logits [positions, vocab]."""
         slots = torch.full((len(logits),), self._slots.dummy, dtype=torch.int64, device=logits.device)
         zeros = torch.zeros_like(slots)
         columns = DraftColumns(zeros, zeros - 1, zeros[:1])
@@ -105,13 +103,13 @@ class Verifier:
         self._slots.init_dummy()
 
     def verify_at_once(self, logits: Tensor, slots: Tensor, drafts: DraftColumns[Tensor]) -> None:
-        """Sample all positions, and move the slots' lengths, last tokens and counters to what stays: by the slots'
-        sampling parameters alone. Nothing is decided on the host, so a graph can capture this.
+        """Sample all positions by the slots' sampling parameters alone, and advance the slots by the accepted tokens.
+        The host decides nothing, so a graph can capture this.
 
         Args:
             logits: [positions, vocab].
             slots: [positions] int64.
-            drafts: Changed: those that only the device knows are put in place of what names them.
+            drafts: Changed in place: tokens replace the names of drafts that only the device knows.
         """
         self._look_up(slots, drafts)
         self._sample_all(logits, slots, drafts)
@@ -119,11 +117,10 @@ class Verifier:
         self._outputs.send()
 
     def begin(self, step: Step) -> None:
-        """Decide how the step verifies, and what is reported of its tokens.
+        """Decide how the step verifies, and which log probabilities are reported.
 
-        Where the host computes, a step stops at its logits. On a device that runs ahead, the graph of a short step
-        verifies, if that needs nothing of the host. Any other step's graph samples into the dummy slot, and `verify`
-        samples behind it.
+        On a CPU a step stops at its logits. On a device that runs ahead, the graph of a short step verifies if it needs
+        nothing from the host. The graph of any other step samples into the dummy slot, and `verify` samples afterwards.
         """
         step.logprobs = self._slots.host.logprobs_request(step.slots, self._mode)
         step.stops_at_logits = not self._runs_ahead
@@ -133,19 +130,18 @@ class Verifier:
             step.late, step.masked = np.arange(len(step.slots)), step.host.masked
 
     def _needs_host(self, step: Step) -> bool:
-        """Whether the step's tokens depend on more than the slots' sampling parameters, or are reported as they are
-        sampled."""
+        """Whether the step's tokens depend on more than the slots' sampling parameters, or their processed scores are
+        reported."""
         given = len(step.host.masked) > 0 or self._synthetic is not None or step.keeps_scores
         return given or self._slots.transforms.any_active(step.slots)
 
     def verify(self, step: Step, logits: Tensor) -> StepHandle:
-        """Sample, and move the slots' lengths, last tokens and counters to what stays; now, or once bitmasks are there.
-        Of a step that its graph has verified, launch the reports alone.
+        """Sample, and advance the slots by the accepted tokens: now, or once bitmasks are there. If the step's graph
+        has verified, only the reports are launched.
 
         Args:
-            step: The step that `begin` was given, once it is launched. On a device that runs ahead of the host, rows
-                with logits transforms have no drafts: what a transform changes depends on tokens before it, which only
-                the device knows.
+            step: The step that `begin` was given, once it is launched. On a device that runs ahead, rows with logits
+                transforms have no drafts, because a transform depends on earlier tokens, which only the device knows.
             logits: [positions, vocab], or more with padding.
         """
         rows, positions = len(step.drafts.counts), len(step.slots)
@@ -176,7 +172,7 @@ class Verifier:
     def _finish(
         self, step: Step, logits: Tensor, own: Tensor, slots: Tensor, drafts: DraftColumns[Tensor]
     ) -> StepHandle:
-        """Sample and report a step. `own` is what is sampled from: `logits`, less what bitmasks forbid."""
+        """Sample and report a step. `own` are the logits to sample from, after bitmasks."""
         anew = self._slots.transforms.are_active(step.slots)
         if step.keeps_scores and self._on_cpu:  # scores take long: only those of positions that are reached are made
             anew[:] = True
@@ -188,7 +184,7 @@ class Verifier:
         return self._report(step, logits if scores is None else scores, len(slots), changed)
 
     def _look_up(self, slots: Tensor, drafts: DraftColumns[Tensor]) -> None:
-        """Put drafts that only the device knows in place of what names them."""
+        """Replace the names of drafts that only the device knows by their tokens."""
         self._look_up_tokens(drafts.next_drafts, slots, self._slots.drafts, drafts.next_drafts)
 
     def _sample_all(
@@ -200,8 +196,8 @@ class Verifier:
         *,
         keep_scores: bool = False,
     ) -> Tensor | None:
-        """Sample each position by its slot's parameters, and by the counter that its token has; returns [positions,
-        vocab] scores, if they are kept. What is found at positions that are sampled `anew` afterwards means nothing."""
+        """Sample each position by its slot's parameters and its token's counter; returns scores [positions, vocab] if
+        they are kept. Results at positions in `anew` are meaningless, because these are sampled again."""
         number = len(slots)
         tokens, faults = self._outputs.tokens[:number], self._outputs.faults[:number]
         if len(anew) == number:
@@ -227,8 +223,8 @@ class Verifier:
         slots: Tensor,
         drafts: DraftColumns[Tensor],
     ) -> _Changed:
-        """Sample rows with logits transforms position by position, since a transform needs the token before; a row
-        goes on while its draft stays."""
+        """Sample rows with logits transforms position by position, because a transform needs the token before. A row
+        continues while its drafts are accepted."""
         table, outputs = self._slots, self._outputs
         first = step.drafts.first_positions
         rows = anew[first].nonzero()[0]
@@ -263,7 +259,7 @@ class Verifier:
         return changed
 
     def _falsify(self, step: Step, drafts: DraftColumns[Tensor], at: Tensor | slice) -> None:
-        """Let random numbers decide which drafts stay at these positions, if they do so in place of the model."""
+        """Let random numbers decide which drafts are accepted at these positions, if they replace the model."""
         if self._synthetic is None or len(step.masked):
             return
         tokens = self._outputs.tokens[at]
@@ -271,7 +267,8 @@ class Verifier:
         self._outputs.tokens[at] = tokens
 
     def _move_slots(self, slots: Tensor, drafts: DraftColumns[Tensor]) -> None:
-        """Take back the tokens that rows do not gain: `BatchBuffers.prepare` has moved each slot by all its drafts."""
+        """Take back the tokens that rows do not gain: `BatchBuffers.prepare` has advanced each slot by all its
+        drafts."""
         table, outputs = self._slots, self._outputs
         self._verify_drafts(
             outputs.tokens, outputs.faults, drafts.next_drafts, drafts.ends, slots, table.length, table.last_token,
@@ -305,7 +302,7 @@ class Verifier:
         logprobs: Callable[[], dict[int, TokenLogprobs | None]],
         device_ms: float,
     ) -> Result:
-        """The step's result; `outputs` are tokens, faults, and how many tokens each row gains."""
+        """Return the step's result; `outputs` are tokens, faults, and the number of tokens that each row gains."""
         drafts, host = step.drafts, self._slots.host
         tokens, faults, gained = outputs[0], outputs[1], outputs[2].copy()
         failed = self._failed(drafts, faults, changed, gained)
@@ -323,8 +320,8 @@ class Verifier:
     def _failed(
         self, drafts: StepDrafts, faults: npt.NDArray[np.int8], changed: _Changed, gained: IntArray
     ) -> Mapping[int, str]:
-        """What went wrong at the last token that a row gains, by sampled row. Such a row gains none: its entry in
-        `gained` [sampled rows] is set to 0."""
+        """Return the errors at the last tokens that rows gain, by sampled row. The entries of failed rows in `gained`
+        are set to 0."""
         errors = errors_of(faults, changed.broken, changed.positions)
         if not errors:
             return {}
@@ -335,14 +332,14 @@ class Verifier:
 
 
 def _kept(drafts: StepDrafts, gained: IntArray) -> IntArray:
-    """The positions whose tokens are gained, where each sampled row gains so many."""
+    """Return the positions whose tokens are gained."""
     kept: IntArray = (drafts.offsets < gained[drafts.row_of_position]).nonzero()[0]
     return kept
 
 
 def _with_bitmasks(step: Step, masks: TokenBitmasks) -> Step:
-    """The step as these bitmasks let it be: a position without one is not reached, so the draft before it cannot
-    stay."""
+    """Return the step with only the drafts that the bitmasks allow: a position without a bitmask is not reached, so the
+    draft before it cannot be accepted."""
     counts = np.array(masks.counts or [1] * len(masks.rows), dtype=np.int64)
     places = np.arange(int(counts.sum())) - (counts.cumsum() - counts).repeat(counts)
     drafts = step.drafts.up_to(step.drafts.row_of_position[step.masked], counts - 1)

@@ -1,6 +1,5 @@
-"""The text that scales of a quantized KV cache are chosen by: prose, figures, code, markup and other scripts, since
-models' keys and values differ most between these.
-"""
+"""The built-in text from which the scales of a quantized KV cache are calibrated. It mixes prose, figures, code, markup
+and several scripts, because models' keys and values differ most between these."""
 
 TEXT = """\
 The lighthouse keeper wrote the same three lines every evening: the height of the tide, the direction of the wind, and \

@@ -1,7 +1,7 @@
-"""Compile warm-up: a GPU's worker launches every kernel before it reads weights, and they are compiled meanwhile.
+"""Compile warm-up: a GPU worker launches every kernel before it reads weights, so that they are compiled meanwhile.
 
-Which kernels a step launches depends on its tokens, its sampled positions and its rows of one token, each up to a power
-of two, and on whether it has rows of one token, of several, or both. The steps here cover all of that.
+A step's kernels depend on its tokens, sampled positions and rows of one token, each rounded up to a power of two, and
+on whether it has rows of one token, of several, or both. The steps of this module cover all combinations.
 """
 
 from __future__ import annotations
@@ -29,15 +29,14 @@ from quire.runtime.worker.startup.starting_runner import StartingRunner
 
 
 def launch_all_kernels(runner: StartingRunner, limits: StepLimits, deferred: Deferred = nullcontext) -> None:
-    """Launch whatever any step may launch, on rows of the dummy, with the precompiler in place of the device. What only
-    some requests need is launched within `deferred`.
-    """
+    """Launch every kernel that a step may need on dummy rows, with the precompiler in place of the device. Kernels that
+    only some requests need are launched inside `deferred`."""
     for number, counts in enumerate(warmup_steps(limits)):
         runner.run_dummies(counts, deferred, sample=number == 0)  # sampling is the same in every step
 
 
 def warmup_steps(limits: StepLimits) -> Iterator[list[int]]:
-    """Tokens of each row, step by step; first those whose kernels take longest to compile."""
+    """Yield the token counts of each warm-up step's rows. Steps whose kernels take longest to compile come first."""
     for tokens in reversed(_powers_up_to(limits.tokens)):
         yield limits.fewest_rows(tokens)
     for rows in _powers_up_to(max(limits.rows, MAX_SHORT_TOKENS) if limits.drafts else limits.rows):
@@ -54,15 +53,14 @@ def reduced_model(
     collectives: Collectives | None = None,
     links: StageLinks = NO_LINKS,
 ) -> Model:
-    """A model that launches the same kernels with fewer layers, whose weights are uninitialised memory.
+    """Build a model with fewer layers and uninitialised weights that launches the same kernels as the whole model.
 
     Args:
-        spec: Of the whole model.
-        options: See LayerFactory.
-        updates: Gets what adapters may change.
-        mesh: The place of the rank whose part of each layer is built.
-        collectives: That wait for no other rank.
-        links: Of a stage, which has all of these layers.
+        spec: Spec of the whole model.
+        updates: Receives the layers that adapters may change; None without adapters.
+        mesh: Mesh position of the rank whose part of each layer is built.
+        collectives: Collectives that do not wait for other ranks.
+        links: Links of a pipeline stage that has all of the reduced model's layers.
     """
     layers = layers_of_every_kind(spec)
     factory = LayerFactory(options, spec.quantization, mesh, collectives, updates)
@@ -75,17 +73,16 @@ def reduced_model(
 
 
 def layers_of_every_kind(spec: ModelSpec) -> int:
-    """How many of the first layers include every kind of layer."""
+    """Return how many of the first layers are needed to include every kind of layer."""
     kinds = [layer.kind for layer in spec.layers]
     second = 2  # the first layer differs from it: nothing is added to its residual stream before
     return min(len(kinds), max(second, *(kinds.index(kind) + 1 for kind in kinds)))
 
 
 class _Uninitialised:
-    """A checkpoint that writes nothing."""
+    """A checkpoint whose reads leave the weights uninitialised."""
 
     def contents(self) -> dict[str, StoredTensor]:
-        """Always empty: nothing is read by it."""
         return {}
 
     def read(self, name: str, out: Tensor, start: Sequence[int] | None = None) -> None:
@@ -96,5 +93,4 @@ class _Uninitialised:
 
 
 def _powers_up_to(most: int) -> list[int]:
-    """1, 2, 4 and so on, and `most`."""
     return sorted({1 << power for power in range(max(0, most).bit_length())} | {most}) if most > 0 else []

@@ -1,10 +1,10 @@
-"""Runs each of a model's matrix products once at many numbers of rows, so that cuBLAS has loaded its kernels by then.
+"""Runs each of a model's matrix products once for many row counts, so that cuBLAS loads its kernels before requests
+come.
 
-cuBLAS loads a kernel when it first selects it. That takes the host some 2 ms, and a first token can wait for up to four
-of them. It selects by the weight's shape and the number of rows, so that tiles fill the GPU; a few dozen kernels serve
-all steps. Each distinct product runs once at the numbers of rows of captured CUDA graphs, and at a list dense enough to
-meet what other steps need. This happens in a thread while others import, compile and read weights, on uninitialised
-memory. Knows nothing about which kernels cuBLAS has.
+cuBLAS takes the host about 2 ms to load a kernel at first use, and a first token could wait for four of them. It
+selects a kernel by the weight's shape and the number of rows. So each product runs for the row counts of the captured
+CUDA graphs, and for enough others to find the few dozen kernels of all steps. A thread does this on uninitialised
+memory while the start imports, compiles and reads weights.
 """
 
 from __future__ import annotations
@@ -24,23 +24,21 @@ from quire.planning.step_limits import StepLimits
 from quire.runtime.worker.graph_shapes import GraphShape
 
 _FEW_ROWS = 128
-"""Our own kernels serve most products up to this number of rows, so below it powers of two are dense enough."""
+"""Quire's own kernels serve most products up to this number of rows, so powers of two are dense enough below it."""
 _STEP = 16
-"""Distance between two numbers of rows from `_FEW_ROWS` to `_MANY_ROWS`, where cuBLAS often selects another kernel."""
+"""Distance between row counts from `_FEW_ROWS` to `_MANY_ROWS`, where cuBLAS often selects another kernel."""
 _MANY_ROWS = 1_024
 _GROWTH = 12
-"""From `_MANY_ROWS` on, each number of rows is larger than the one before by a twelfth of it."""
+"""From `_MANY_ROWS` on, each row count is a twelfth larger than the one before."""
 _log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
 class Gemm:
-    """x Wᵀ, or x Wᵀ + b.
+    """A product x Wᵀ, or x Wᵀ + b, where W is [outputs, columns].
 
     Attributes:
-        outputs, columns: Of W.
-        has_bias: Whether there is b.
-        rows: Numbers of rows of x, descending: the memory of the first serves the others.
+        rows: Row counts of x in descending order, so that the memory of the first serves the others.
     """
 
     outputs: int
@@ -50,7 +48,7 @@ class Gemm:
 
 
 def row_counts(most: int) -> list[int]:
-    """Numbers of rows up to `most`, ascending."""
+    """Return the row counts to run, ascending, with `most` as the last."""
     counts, rows = [], 1
     while rows < most:
         counts.append(rows)
@@ -61,13 +59,13 @@ def row_counts(most: int) -> list[int]:
 def gemms_of(
     layers: Iterable[Layer], vocab_size: int, width: int, largest: StepLimits, captured: Sequence[GraphShape]
 ) -> list[Gemm]:
-    """The products of a model's steps, each shape once.
+    """Return the matrix products of a model's steps, each weight shape once.
 
     Args:
-        layers: A model's. All tokens of a step go through them, but only sampled positions go through the head.
-        vocab_size, width: Of the head.
-        largest: Most tokens and rows of a step.
-        captured: Steps of CUDA graphs, whose every product must have run before capture.
+        layers: The model's layers. Sampled positions alone go through the head, all tokens through the others.
+        vocab_size, width: The shape of the head.
+        largest: The limits of a step's tokens and rows.
+        captured: Shapes of CUDA graphs. Every product in them must have run before capture.
     """
     tokens = _descending([*row_counts(largest.tokens), *(shape.tokens for shape in captured)])
     reads = _descending([*row_counts(largest.rows), *(shape.sampled for shape in captured)])
@@ -78,9 +76,8 @@ def gemms_of(
 
 
 def start_warmup(gemms: Sequence[Gemm], options: TensorOptions) -> Future[bool]:
-    """Run the products in a thread of its own. The future is done when all are launched and torch has their memory
-    back; its result is that of `run_gemms`.
-    """
+    """Run the products in a new thread, and return the future result of `run_gemms`. Once it is done, torch has the
+    products' memory back."""
     pool = ThreadPoolExecutor(1, "gemm-warmup")
     launched = pool.submit(run_gemms, gemms, options)
     pool.shutdown(wait=False)
@@ -88,7 +85,7 @@ def start_warmup(gemms: Sequence[Gemm], options: TensorOptions) -> Future[bool]:
 
 
 def run_gemms(gemms: Sequence[Gemm], options: TensorOptions) -> bool:
-    """Launch every product. False if there was not enough memory: steps then load kernels as they need them."""
+    """Launch every product. Returns False if memory was missing; later steps then load kernels when they need them."""
     if options.device.type == "cuda":
         torch.cuda.synchronize(options.device)  # gives this thread a CUDA context; without one cuBLAS warns
     try:

@@ -1,7 +1,7 @@
-"""Scales of a quantized KV cache: the checkpoint's, or what a built-in text brings at the start.
+"""Chooses the scales of a quantized KV cache, one for the keys and one for the values of each KV head of each layer.
 
-A scale is one number for the keys and one for the values of each KV head of each layer. The text is run through the
-model once, with attention in the model's own dtype, and the largest of what each head stores is noted.
+They come from the checkpoint, or from calibration: a built-in text runs through the model once, with attention in the
+model's own dtype, and sets the largest magnitude that each head stores.
 """
 
 from __future__ import annotations
@@ -39,25 +39,26 @@ from quire.runtime.worker.kv_tensors import ELEMENTS
 from quire.runtime.worker.startup.calibration_text import TEXT
 
 _TOKENS = 512
-"""Tokens of the text that are read, at most."""
+"""Maximum number of tokens of the text that are read."""
 _ROOM = {"fp8_e4m3": 2.0, "fp8_e5m2": 2.0, "int8": 1.1}
-"""Times as much as the text brings can be stored: what is larger is cut off. Floats lose nothing by it."""
+"""How many times the largest calibrated magnitude the cache can store; larger values are clipped. Floats lose no
+precision by the extra room."""
 _STORED = re.compile(r"(?:^|\.)(?:layers|h)\.(\d+)\..*?(?:^|[._])(k|v|kv)_scale$")
 _log = logging.getLogger(__name__)
 
 
 def new_kv_scales(spec: ModelSpec, kv_dtype: str, device: torch.device) -> Tensor | None:
-    """New scales [layers, 2, kv_heads] fp32, all 1; None for a cache that is not quantized."""
+    """Return scales [layers, 2, kv_heads] fp32, all 1; None if the cache is not quantized."""
     if kv_dtype not in QUANTIZED:
         return None
     return torch.ones((len(spec.layers), 2, spec.attention.kv_heads), device=device)
 
 
 def choose_kv_scales(config: Config, spec: ModelSpec, model: Model, scales: Tensor) -> None:
-    """Fill `scales`, see `new_kv_scales`, for a model with its weights.
+    """Fill `scales`, as `new_kv_scales` returned them. The model's weights must be loaded.
 
     Raises:
-        CheckpointError: The checkpoint's scales are broken.
+        CheckpointError: The checkpoint has a scale that is not one positive number.
     """
     directory, kv_dtype = Path(config.model.model), config.kv_dtype
     if kv_dtype.startswith("fp8") and config.load.load_format != "dummy" and list(directory.glob("*.safetensors")):
@@ -77,7 +78,7 @@ def choose_kv_scales(config: Config, spec: ModelSpec, model: Model, scales: Tens
 
 
 def _stored_scales(directory: Path, spec: ModelSpec) -> Tensor | None:
-    """The scales [layers, 2] of a checkpoint that has them for all layers; None of one that has not."""
+    """Return the checkpoint's scales [layers, 2], or None if it does not have them for all layers."""
     checkpoint = SafetensorsCheckpoint(directory)
     try:
         found = torch.full((len(spec.layers), 2), math.nan)
@@ -94,7 +95,8 @@ def _stored_scales(directory: Path, spec: ModelSpec) -> Tensor | None:
 
 
 def _calibration_tokens(config: Config, spec: ModelSpec) -> tuple[list[int], str]:
-    """Tokens, and what they are of. Where no tokenizer can be loaded they are spread over the vocabulary."""
+    """Return the calibration tokens and a name of their source. Without a tokenizer they are spread over the
+    vocabulary."""
     longest = min(_TOKENS, spec.max_model_len)
     file = Path(config.model.tokenizer or config.model.model) / "tokenizer.json"
     if file.is_file() and not config.model.skip_tokenizer_init:
@@ -107,7 +109,7 @@ def _calibration_tokens(config: Config, spec: ModelSpec) -> tuple[list[int], str
 
 
 def _largest_of(model: Model, spec: ModelSpec, tokens: Tensor) -> Tensor:
-    """The largest amount of any key and value, [layers, 2, kv_heads]."""
+    """Return the largest magnitudes of keys and values, [layers, 2, kv_heads]."""
     ranges, positions = _KVRanges(spec, tokens.device), torch.arange(len(tokens), device=tokens.device)
     lengths = positions.clamp(min=len(tokens)) if spec.rope_length_mode else None
     model.hidden(tokens, Positions(positions, lengths), ranges)
@@ -115,7 +117,8 @@ def _largest_of(model: Model, spec: ModelSpec, tokens: Tensor) -> Tensor:
 
 
 class _KVRanges:
-    """An AttentionBackend for one row without a past, computed by the references."""
+    """An AttentionBackend that records magnitudes, for one row without a past; it computes with the reference
+    kernels."""
 
     def __init__(self, spec: ModelSpec, device: torch.device) -> None:
         self._spec = spec
@@ -127,7 +130,7 @@ class _KVRanges:
         return AttentionMetadata()
 
     def prepare(self, rows: StepRows) -> None:
-        """Do nothing: the row is all there is."""
+        """Do nothing: the only row needs no preparation."""
 
     def run(self, layer: AttentionLayer, qkv: Tensor, norm_rope: QKNormRope, out: Tensor) -> None:
         n, device, own = len(qkv), qkv.device, self._spec.layers[layer.number].mixer

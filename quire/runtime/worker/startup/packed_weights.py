@@ -1,4 +1,5 @@
-"""Where a start finds its weights packed, if they are kept: only a processor's, of a checkpoint of some size."""
+"""Finds the file of packed weights from an earlier start. Only CPU workers keep such files, for checkpoints above a
+minimum size."""
 
 from __future__ import annotations
 
@@ -20,14 +21,14 @@ from quire.models.weights.safetensors_files import find_files
 from quire.models.weights.tensor_options import PackedAtStart, PackedWeights
 
 LEAST_BYTES = 1 << 26
-"""Smaller weights are packed at each start, in less than a tenth of a second."""
+"""Smaller weights are packed again at each start, which takes less than 0.1 s."""
 _FREE_SHARE = 0.5
-"""The share of the disk's free space that a file may take."""
+"""The maximum share of the disk's free space that a file may take."""
 _log = logging.getLogger(__name__)
 
 
 def packed_weights_for(config: Config, spec: ModelSpec, device: torch.device, mesh: Mesh) -> PackedWeights:
-    """The file with this checkpoint's packed weights, or PackedAtStart where none is kept."""
+    """Return the file for this checkpoint's packed weights, or PackedAtStart if none is kept."""
     size = spec.weight_bytes(config.model.dtype)
     if device.type != "cpu" or config.load.load_format == "dummy" or size < LEAST_BYTES:
         return PackedAtStart()
@@ -42,7 +43,8 @@ def packed_weights_for(config: Config, spec: ModelSpec, device: torch.device, me
 
 
 def _identity(config: ModelConfig, kernels: str, mesh: Mesh) -> str:
-    """A name that changes with the checkpoint's files, what weights are made of which part, and the code that packs."""
+    """Return a name that changes with the checkpoint's files, the weights' format, the rank's part and the code that
+    packs them."""
     model = Path(config.model)
     files = [path.resolve() for path in (model / "config.json", *(find_gguf_files(model) or find_files(model)))]
     facts = [(str(path), (s := path.stat()).st_size, s.st_mtime_ns, s.st_ctime_ns) for path in files]
@@ -54,7 +56,6 @@ def _identity(config: ModelConfig, kernels: str, mesh: Mesh) -> str:
 
 
 def _free_bytes(directory: Path) -> int:
-    """The free bytes of the disk on which the directory is, or will be."""
     while not directory.exists():
         directory = directory.parent
     return shutil.disk_usage(directory).free

@@ -1,4 +1,4 @@
-"""What runs before the first plan: steps of the dummy slot, which are run once, captured as CUDA graphs or recorded."""
+"""Runs steps of the dummy slot before the first plan: warm-up runs, and steps captured as CUDA graphs or recorded."""
 
 from __future__ import annotations
 
@@ -21,23 +21,24 @@ from quire.runtime.worker.step import EMPTY_PLAN, Step, StepKind
 
 
 class StartingRunner(ModelRunner):
-    """A ModelRunner that can be started."""
+    """A ModelRunner with the methods that a worker's start needs."""
 
     def run_largest(self, deferred: Deferred = nullcontext) -> None:
-        """Run the steps that take most memory, on rows of the dummy: most tokens with most sampled positions, and steps
-        of a token a row, which may run kernels of their own. What only some requests need is launched in `deferred`."""
+        """Run the dummy steps that take the most memory: the largest step, and steps of one token per row, which may
+        run kernels of their own. Kernels that only some requests need are launched inside `deferred`."""
         self.run_dummies(self._limits.fewest_rows(self._limits.tokens), deferred)
         for rows in sorted({1, self._limits.rows}):
             self.run_dummies([1] * rows, deferred)
 
     def capture_graphs(self, most: int, *, precompiled: bool = False) -> None:
-        """Capture steps of up to `most` tokens. Then a step of one token more runs, so that whatever is made at the
-        first launch of its kind makes no request wait.
+        """Capture CUDA graphs, then run a step one token larger, so that no request waits for work done at a first
+        launch.
 
         Args:
-            most: Tokens of the largest captured step.
-            precompiled: Whether all kernels of these steps are compiled and loaded, or will be by others. Then only the
-                largest step of each kind runs before it is captured, for what Triton and torch make at a first launch.
+            most: Maximum tokens of a captured step.
+            precompiled: Whether the kernels of these steps are compiled and loaded already, or are being compiled
+                elsewhere. If so, only the largest step of each kind runs before its capture, for what Triton and torch
+                do at a first launch.
         """
         limits, dummy = self._limits, self.slots.dummy
         graphs = self._replayable
@@ -59,7 +60,7 @@ class StartingRunner(ModelRunner):
         self.run_dummies(limits.fewest_rows(most + 1), sample=False)
 
     def record_steps(self) -> None:
-        """Record small steps on a device whose memory is the host's, if kernels of ours compute all of them."""
+        """Record small steps on a device that shares the host's memory, if Quire's own kernels compute all of them."""
         if self.runs_ahead:
             return
 
@@ -74,13 +75,13 @@ class StartingRunner(ModelRunner):
             self._replayable = recorded
 
     def run_dummies(self, counts: Sequence[int], deferred: Deferred = nullcontext, *, sample: bool = True) -> None:
-        """Run a step of rows of the dummy.
+        """Run a step whose rows all belong to the dummy slot.
 
         Args:
-            counts: Tokens of each row.
-            deferred: The context in which what only some requests need is launched.
-            sample: Whether all that may be sampled and reported is run too, for as many sampled positions and prompt
-                positions as a step can have.
+            counts: Number of tokens of each row.
+            deferred: Context in which kernels that only some requests need are launched.
+            sample: Whether to also run all sampling and log-probability kernels, for the maximum number of sampled
+                positions and prompt positions.
         """
         rows, positions = self._limits.rows, self._prompt_logprobs.positions
         verified = 0 if self._verifier is None else self._limits.sampled
@@ -103,7 +104,6 @@ class StartingRunner(ModelRunner):
                 self._prompt_logprobs.warm_up(logits[:positions], self._max_logprobs)
 
     def _stage_dummy(self, host: HostBatch, adapted: Adapted, shape: GraphShape | None = None) -> Step:
-        """Stage a step of the dummy slot, as if adapters changed so much."""
         step = Step(EMPTY_PLAN, StepKind.SAMPLE, host, adapted=adapted, shape=shape)
         self._stager.stage_dummy(step)
         return step

@@ -1,4 +1,4 @@
-"""How many threads compute: the physical cores this process may use."""
+"""Chooses how many threads compute: one for each physical core that this process may use."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ _CGROUPS = Path("/sys/fs/cgroup")
 
 
 def compute_threads(asked: int | None, at_most: int, ranks: int = 1) -> int:
-    """How many threads of this process compute.
+    """Return how many threads of this process compute.
 
     Args:
-        asked: `--cpu-threads`.
-        at_most: What OMP_NUM_THREADS allows, if it is set.
-        ranks: Processes that share the machine's cores.
+        asked: Value of `--cpu-threads`.
+        at_most: Upper limit of the default, for example from OMP_NUM_THREADS.
+        ranks: Number of processes that share the machine's cores.
 
     Raises:
-        ConfigError: Less than one was asked for.
+        ConfigError: `asked` is less than 1.
     """
     if asked is None:
         return max(1, min(at_most, usable_cores() // ranks))
@@ -33,7 +33,7 @@ def compute_threads(asked: int | None, at_most: int, ranks: int = 1) -> int:
 
 
 def usable_cores() -> int:
-    """Physical cores within the process's affinity, at most what cgroups leave, at least 1."""
+    """Return the physical cores in the process's affinity mask, at least 1 and at most its cgroup quota."""
     processors = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else set(range(os.cpu_count() or 1))
     cores = {_read(Path(_TOPOLOGY.format(p))) or str(p) for p in processors}
     quota = cpu_quota()
@@ -41,16 +41,14 @@ def usable_cores() -> int:
 
 
 def cpu_quota() -> float:
-    """Processors that the process's cgroup and those around it leave it; infinite where none has a quota.
+    """Return how many processors the process's cgroups and their parents allow; infinity without a quota.
 
-    Both versions of cgroups are looked at. Where the file system shows a container's own cgroup as the root, as
-    containers usually see it, the path in /proc may not be there; the root counts in any case.
+    The root is always read, because a container often sees its own cgroup there, and the path in /proc may not exist.
     """
     return min((_quota(directory) for directory in _own_cgroups()), default=math.inf)
 
 
 def _own_cgroups() -> Iterator[Path]:
-    """The directories of the process's cgroups that control processors, and of all around them."""
     yield _CGROUPS
     yield _CGROUPS / "cpu"
     for line in _read(_MEMBERSHIP).splitlines():
@@ -63,7 +61,6 @@ def _own_cgroups() -> Iterator[Path]:
 
 
 def _quota(directory: Path) -> float:
-    """How many processors one cgroup may use."""
     limit, _, period = _read(directory / "cpu.max").partition(" ")
     if not limit:  # version 1
         limit, period = _read(directory / "cpu.cfs_quota_us"), _read(directory / "cpu.cfs_period_us")
