@@ -146,7 +146,7 @@ def measured_configs(weights: str) -> Table:
 def tuned_config(mixture: tuple[int, int, int, int], tokens: int, memory: int) -> ExpertConfigs:
     """Return the configs for a mixture (experts, chosen, hidden, width) of 16-bit weights and this many tokens.
 
-    Where the tiles are larger than the `memory` of a program, these are the configs with the next smaller tiles.
+    Tiles that need more than the `memory` of a program are replaced by the next smaller ones.
     """
     return nearest_configs(measured_configs("16-bit"), mixture, tokens, memory)
 
@@ -172,7 +172,7 @@ def scaled_configs(
 def nearest_configs(
     table: Table, mixture: tuple[int, int, int, int], tokens: int, memory: int, item: int = 2, in_tiles: bool = False
 ) -> ExpertConfigs:
-    """Return what `tuned_config` does from a table, for values of `item` bytes; `in_tiles`: no GemvConfig."""
+    """Return the configs of the table's nearest mixture, for values of `item` bytes; `in_tiles` excludes GemvConfig."""
 
     def distance(measured: tuple[int, int, int, int]) -> float:
         return sum(abs(math.log(ours / theirs)) for ours, theirs in zip(mixture, measured, strict=True))
