@@ -1,7 +1,7 @@
-"""The seam between attention layers and whatever computes attention, and the KV cache as it sees it.
+"""The interface between attention layers and the backends that compute attention, and their view of the KV cache.
 
-Knows nothing about models, requests or plans. A backend may serve long rows in one way and short ones in another; there
-are no phases.
+This module knows nothing about models, requests or plans. A backend may serve long rows and short rows differently, but
+there are no phases.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ from quire.compute.kernels.reference.attention_inputs import Mask, PagedKV, Page
 
 @dataclass(frozen=True)
 class AttentionLayer:
-    """What is a layer's own in attention.
+    """What distinguishes a layer's attention from that of other layers.
 
     Attributes:
-        number: Among the layers that this rank computes.
-        scores: How its scores are made.
+        number: The layer's number among the layers that this rank computes.
+        scores: How products of queries and keys become scores.
     """
 
     number: int
@@ -34,11 +34,11 @@ class KVView:
     """The paged KV cache.
 
     Attributes:
-        layers: Each layer's keys and values. Block 0 is the dummy: it belongs to nobody. Layers of different groups
-            share tensors: a block belongs to one group at a time.
-        groups: By layer, the KV group whose tables it uses.
-        masks: By KV group, what its layers see. Table entries that no token sees any more name blocks of others, or
-            nothing.
+        layers: Each layer's keys and values. Block 0 is the dummy, which belongs to no sequence. Layers of different
+            groups share tensors: a block belongs to one group at a time.
+        groups: For each layer, the KV group whose tables it uses.
+        masks: For each KV group, what its layers see. Table entries that no token sees any more name blocks of other
+            sequences, or are undefined.
     """
 
     layers: tuple[PagedKV, ...]
@@ -47,27 +47,26 @@ class KVView:
 
     @property
     def block_size(self) -> int:
-        """Tokens a block."""
         return self.layers[0].keys.shape[1]
 
 
 @dataclass(frozen=True)
 class StepRows:
-    """What a step moves forward, and by how much.
+    """The rows that a step moves forward, and by how much.
 
     What the host knows has its shape from the plan; what only the device knows (lengths) has no copy on the host.
 
     Attributes:
         counts: [rows] int64 on the host: tokens of each row, in batch order.
         row_of_token: [tokens] int64 on the host.
-        bounds: [rows] int64 on the host: most tokens that a row has before the step; exactly so many where the row's
-            own tokens are known to the host, as a prompt's are.
+        bounds: [rows] int64 on the host: the maximum tokens that a row has before the step; the exact number where the
+            host knows the row's own tokens, as in a prompt.
         slot_of_token: [tokens] int64: each token's line in the tables.
         starts: [rows] int64: each row's length before the step.
         positions: [tokens] int64: each token's position in its sequence.
         slots: [rows] int64: each row's line in the tables.
         device_counts: [rows] int64: `counts` on the device.
-        tables: By KV group, [slots, blocks of the longest sequence] int64.
+        tables: For each KV group, [slots, blocks of the longest sequence] int64.
         metadata: What `AttentionBackend.build_metadata` made of counts and bounds, on the device.
     """
 
@@ -83,7 +82,7 @@ class StepRows:
     metadata: AttentionMetadata = field(default_factory=AttentionMetadata)
 
     def paged(self, group: int) -> PagedRows:
-        """The rows as kernels take them for layers of a KV group."""
+        """Return the rows as kernels take them for layers of a KV group."""
         return PagedRows(self.tables[group], self.slots, self.starts, self.device_counts)
 
 
@@ -93,22 +92,23 @@ class AttentionBackend(Protocol):
     def build_metadata(
         self, counts: IntArray, bounds: IntArray, limits: PaddedLimits | None = None
     ) -> AttentionMetadata:
-        """What `prepare` wants to find on the device, made of the host's part of StepRows. With limits, the lengths of
-        its columns and all that is launched follow from these alone.
+        """Build, on the host, the metadata that `prepare` needs on the device.
+
+        With limits, they alone decide the lengths of the metadata's columns and everything that is launched.
         """
         ...
 
     def prepare(self, rows: StepRows) -> None:
-        """Take in a step: whatever its layers share is computed here, once."""
+        """Compute once what the layers of a step share."""
         ...
 
     def run(self, layer: AttentionLayer, qkv: Tensor, norm_rope: QKNormRope, out: Tensor) -> None:
         """Apply norm and RoPE, store this step's keys and values, then attend.
 
         Args:
-            layer: Which layer.
+            layer: The layer to compute.
             qkv: [tokens, heads + 2 · kv_heads, head_dim], as projected: queries, keys, values.
-            norm_rope: For the queries and keys.
+            norm_rope: The norm and rotation of queries and keys.
             out: [tokens, heads, head_dim].
         """
         ...

@@ -1,4 +1,4 @@
-"""Attention on the CPU: every row in one way, whether it has one token or many."""
+"""Attention on the CPU, which serves rows of one token and of many tokens in the same way."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class CpuAttention:
     def build_metadata(
         self, counts: IntArray, bounds: IntArray, limits: PaddedLimits | None = None
     ) -> AttentionMetadata:
-        """Nothing: all of it is on the host, where `prepare` finds it."""
+        """Return empty metadata, because `prepare` finds everything on the host."""
         return AttentionMetadata()
 
     def prepare(self, rows: StepRows) -> None:

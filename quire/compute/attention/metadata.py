@@ -1,8 +1,7 @@
-"""What attention needs to know of a step beside its batch: which rows are decoded, which are prefilled, and in what
-tiles.
+"""The metadata of a step's attention: which rows are decoded, which are prefilled, and in what tiles.
 
-It is made on the host, and copied to the device with the step's other columns. Columns are one-dimensional and int64.
-Knows nothing about kernels.
+The metadata are made on the host, and copied to the device with the step's other columns. Columns are one-dimensional
+and int64. This module knows nothing about kernels.
 """
 
 from __future__ import annotations
@@ -23,9 +22,9 @@ class PrefillMetadata(NamedTuple):
     """Rows of several tokens that read their contexts through the block table.
 
     Attributes:
-        tiles: Of these rows.
+        tiles: The tiles of these rows.
         splits: How the tiles' keys are split; None: they are not.
-        dense_tiles: How many of the first tiles are of rows that DensePrefillMetadata serves too. Only layers with a
+        dense_tiles: How many of the first tiles belong to rows that DensePrefillMetadata serves too. Only layers with a
             window use these tiles.
     """
 
@@ -38,8 +37,8 @@ class DensePrefillMetadata(NamedTuple):
     """Rows of many tokens, whose keys and values are gathered out of the paged cache before attention.
 
     Attributes:
-        tiles: Of these rows.
-        chunks: Of their contexts.
+        tiles: The tiles of these rows.
+        chunks: The chunks of their contexts.
     """
 
     tiles: DenseTiles
@@ -47,7 +46,7 @@ class DensePrefillMetadata(NamedTuple):
 
 
 class AttentionMetadata(NamedTuple):
-    """The metadata of a step. Without any part, every row is a decode row and has the token of its own number."""
+    """The metadata of a step. Without any part, every row is a decode row, and row n has token n."""
 
     decode: DecodeRows | None = None
     prefill: PrefillMetadata | None = None

@@ -1,4 +1,4 @@
-"""How a step's rows are divided among a GPU's programs, as far as the host knows them: its AttentionMetadata.
+"""Divides a step's rows among a GPU's programs, as far as the host knows the rows, and returns AttentionMetadata.
 
 Decode rows (of one token) are only listed: how their keys are split depends on lengths, which only the device knows.
 Longer rows are cut into tiles of query tokens. Where these tiles are too few to fill the device, the keys of each are
@@ -28,22 +28,22 @@ from quire.compute.kernels.reference.attention_inputs import DecodeRows, DenseTi
 
 @dataclass(frozen=True)
 class PrefillTiling:
-    """What the prefill kernels of a device take.
+    """The sizes and costs of a device's prefill kernels.
 
     Attributes:
         tile_queries: Query tokens of a tile.
-        dense_tile_queries: Of a tile of dense prefill.
-        dense_min_queries: Tokens of a row from which on dense prefill serves it; None: it serves no row.
+        dense_tile_queries: Query tokens of a tile in dense prefill.
+        dense_min_queries: The tokens of a row from which dense prefill serves it; None: it serves no row.
         gather_chunk: Positions that `gather_kv` copies as one chunk.
         gather_capacity: Positions that there is memory for; rows beyond them are not dense.
-        max_splits: KV splits of all tiles together, at most.
-        max_unshared_splits: So many splits have a multiprocessor each.
-        split_max_tokens: Tokens of a step up to which tiles may be split.
-        split_keys: Splits begin at multiples of so many positions (a tile of keys).
-        min_split_tiles: Tiles of keys of a split, unless there are fewer in all.
-        merge_tiles: Merging splits takes as long as so many tiles of keys.
-        shared_slowdown: A split that shares its multiprocessor takes so many times as long.
-        max_splits_of_tile: Splits of one tile of queries.
+        max_splits: The maximum KV splits of all tiles together.
+        max_unshared_splits: How many splits can have a multiprocessor each.
+        split_max_tokens: The maximum tokens of a step whose tiles may be split.
+        split_keys: Splits begin at multiples of this many positions (a tile of keys).
+        min_split_tiles: The minimum tiles of keys in a split, unless there are fewer in all.
+        merge_tiles: The time that merging splits takes, in tiles of keys.
+        shared_slowdown: The factor by which a split takes longer when it shares its multiprocessor.
+        max_splits_of_tile: The maximum splits of one tile of queries.
     """
 
     tile_queries: int
@@ -61,13 +61,13 @@ class PrefillTiling:
     max_splits_of_tile: int = 1
 
     def splits_kv(self, tokens: int) -> bool:
-        """Whether the tiles of so many tokens are split. If so, those of fewer tokens are too."""
+        """Whether the tiles of a step with this many tokens are split. If so, tiles of fewer tokens are split too."""
         return 0 < 2 * _ceil(tokens, self.tile_queries) <= self.max_splits and tokens <= self.split_max_tokens
 
 
 @dataclass(frozen=True)
 class RowKinds:
-    """The numbers of a step's rows, by what serves them."""
+    """The numbers of a step's rows, by the kernel that serves them."""
 
     decode: IntArray
     prefill: IntArray
@@ -75,8 +75,9 @@ class RowKinds:
 
     @classmethod
     def of(cls, counts: IntArray, bounds: IntArray, tiling: PrefillTiling) -> RowKinds:
-        """Of rows with so many tokens in the step and at most so many before it; these are exact for rows of several
-        tokens.
+        """Sort rows by their tokens in the step (counts) and the maximum tokens before it (bounds).
+
+        The bounds of rows with several tokens are exact.
         """
         decode, several = (counts == 1).nonzero()[0], (counts > 1).nonzero()[0]
         if tiling.dense_min_queries is None:
@@ -88,7 +89,8 @@ class RowKinds:
 
 
 class HostTiles(NamedTuple):
-    """Tiles of query tokens on the host: [tiles] each one's row, and which of its tokens in the step is the first."""
+    """Tiles of query tokens on the host: each tile's row, and the offset of its first token in the row, [tiles]
+    each."""
 
     rows: IntArray
     offsets: IntArray
@@ -104,14 +106,13 @@ class HostSplits(NamedTuple):
 def build_metadata(
     counts: IntArray, bounds: IntArray, tiling: PrefillTiling, limits: PaddedLimits | None = None
 ) -> AttentionMetadata:
-    """The metadata of a step, on the host.
+    """Return the metadata of a step, on the host.
 
     Args:
         counts: [rows] tokens of each row.
-        bounds: [rows] most tokens that each has before the step.
-        tiling: Of the device.
-        limits: Of a step that is padded: the arrays' lengths follow from them alone, and so does whether tiles are
-            split.
+        bounds: [rows] the maximum tokens of each row before the step.
+        tiling: The device's sizes and costs.
+        limits: The limits of a padded step, which alone decide the arrays' lengths and whether tiles are split.
     """
     if limits is not None:
         return _padded_metadata(counts, bounds, tiling, limits)
@@ -132,7 +133,7 @@ def build_metadata(
 
 
 def tiles_of(counts: IntArray, bounds: IntArray, rows: IntArray, size: int) -> HostTiles:
-    """These rows' tiles of `size` tokens, those that take longest first."""
+    """Return these rows' tiles of `size` tokens, the tiles that take longest first."""
     tile_rows, offsets = _chunks_of(counts, rows, size)
     order = np.argsort(-(bounds[tile_rows] + offsets), kind="stable")
     return HostTiles(tile_rows[order], offsets[order])
@@ -141,10 +142,10 @@ def tiles_of(counts: IntArray, bounds: IntArray, rows: IntArray, size: int) -> H
 def split_kv(
     tiles: HostTiles, counts: IntArray, bounds: IntArray, tiling: PrefillTiling
 ) -> tuple[HostTiles, HostSplits]:
-    """The tiles, each as often as it has splits, and these.
+    """Return the tiles, each repeated for each of its splits, and the splits.
 
-    Splits are about equally long, and as few as fill the device, with one or several on a multiprocessor, or the tiles
-    themselves, whichever is estimated to take least time.
+    Splits are about equally long. Their number is the smallest that fills the device, with one or several on a
+    multiprocessor, or the tiles stay whole, whichever is estimated to take least time.
     """
     ends = bounds[tiles.rows] + np.minimum(tiles.offsets + tiling.tile_queries, counts[tiles.rows])
     key_tiles = (-(-ends // tiling.split_keys)).tolist()  # so few that lists are faster
@@ -156,19 +157,18 @@ def split_kv(
 
 
 def _num_splits(key_tiles: int, longest: int) -> int:
-    """How many splits of equal length, none of them empty, so many tiles of keys have if none is longer than
-    `longest`."""
+    """Return into how many equal, non-empty splits of at most `longest` tiles this many tiles of keys are divided."""
     fewest = _ceil(key_tiles, longest)
     length = _ceil(key_tiles, fewest)
     return _ceil(key_tiles, length)
 
 
 def _split_tiles(key_tiles: list[int], tiling: PrefillTiling) -> int:
-    """Tiles of keys of the longest split, where tiles of queries see so many."""
+    """Return the tiles of keys of the longest split, for tiles of queries that see `key_tiles` each."""
     whole = max(key_tiles)
 
     def shortest_within(most: int) -> int:
-        """For at most so many splits, as far as that is possible."""
+        """Return the shortest splits that are at most `most` in number, as far as possible."""
         shortest = max(tiling.min_split_tiles, _ceil(whole, tiling.max_splits_of_tile))
         return bisect_left(range(whole), True, shortest, key=lambda n: sum(_ceil(s, n) for s in key_tiles) <= most)
 
@@ -183,7 +183,7 @@ def _split_tiles(key_tiles: list[int], tiling: PrefillTiling) -> int:
 
 
 def dense_prefill(counts: IntArray, bounds: IntArray, kinds: RowKinds, tiling: PrefillTiling) -> DensePrefillMetadata:
-    """Of the dense rows: tiles that take longest first, and chunks row by row."""
+    """Return the dense rows' tiles, the tiles that take longest first, and their chunks row by row."""
     rows, offsets = tiles_of(counts, bounds, kinds.dense, tiling.dense_tile_queries)
     lengths = counts + bounds
     gathered = -(-lengths[kinds.dense] // tiling.gather_chunk) * tiling.gather_chunk
@@ -213,7 +213,7 @@ def _columns(*arrays: IntArray) -> Iterator[Tensor]:
 def _padded_metadata(
     counts: IntArray, bounds: IntArray, tiling: PrefillTiling, limits: PaddedLimits
 ) -> AttentionMetadata:
-    """Each column as long as steps within these limits need at most. Kernels skip what pads them."""
+    """Return metadata whose columns have the maximum length within these limits. Kernels skip the padding."""
     assert len(counts) == limits.rows and not counts[-1], "the last row has no token"
     assert limits.tokens < DENSE_MIN_QUERIES, "how keys are gathered depends on lengths"
     min_tokens = 2 if limits.decode_rows else 1  # of a row that is cut into tiles
@@ -233,7 +233,7 @@ def _padded_metadata(
 def _padded_splits(
     tiles: HostTiles, counts: IntArray, bounds: IntArray, tiling: PrefillTiling, max_tiles: int
 ) -> tuple[HostTiles, HostSplits]:
-    """`split_kv`, but that tiles stay whole where there are as many as splits at most; splits are padded."""
+    """Return padded `split_kv`; tiles stay whole where there may be as many as the maximum number of splits."""
     if 0 < len(tiles.rows) < tiling.max_splits:
         tiles, splits = split_kv(tiles, counts, bounds, tiling)
     else:
@@ -244,7 +244,6 @@ def _padded_splits(
 
 
 def _padded(array: IntArray, length: int, entry: int) -> IntArray:
-    """The array, and the entry behind it as often as it is shorter than that."""
     padded = np.full(length, entry, dtype=np.int64)
     padded[: len(array)] = array
     return padded
@@ -255,12 +254,12 @@ def _ceil(n: int, of: int) -> int:
 
 
 def _firsts(counts: IntArray) -> IntArray:
-    """Where each of several ranges begins that have these lengths and stand one behind another."""
+    """Return where each range begins, for consecutive ranges of these lengths."""
     return counts.cumsum() - counts
 
 
 def _chunks_of(lengths: IntArray, rows: IntArray, size: int) -> tuple[IntArray, IntArray]:
-    """Rows and offsets of the chunks of `size` that these rows have, in order."""
+    """Return rows and offsets of the chunks of `size` positions of these rows, in order."""
     of_row = -(-lengths[rows] // size)
     of_chunk = np.repeat(rows, of_row)
     return of_chunk, (np.arange(len(of_chunk)) - np.repeat(_firsts(of_row), of_row)) * size

@@ -1,9 +1,9 @@
-"""Attention on a GPU, from kernels in Triton.
+"""Attention on a GPU, by Triton kernels.
 
 Decode rows are split along their keys, longer rows are cut into tiles of queries, and rows of many tokens have a kernel
-of their own where the device serves it (dense prefill); each is one launch, whatever the mix. A step of decode rows
-alone asks nothing of the host but their number: it can be recorded as a graph and replayed at any lengths. So can a
-step that is padded to PaddedLimits.
+of their own where the device supports it (dense prefill). Each kind is one launch, whatever the mix. A step of decode
+rows alone depends on the host only for their number, so it can be recorded as a graph and replayed at any lengths. The
+same holds for a step that is padded to PaddedLimits.
 """
 
 from __future__ import annotations
@@ -87,10 +87,10 @@ class TritonAttention:
 
     Args:
         kv: The cache.
-        heads: Number of query heads.
-        max_rows, step_tokens: Maximum rows and tokens of a step.
+        heads: The number of query heads.
+        max_rows, step_tokens: The maximum rows and tokens of a step.
         max_length: Tokens of the longest sequence.
-        dtype: Of queries; None: that of the cache.
+        dtype: The dtype of queries; None: that of the cache.
 
     Raises:
         ConfigError: The kernels do not serve this shape of attention.
@@ -174,7 +174,8 @@ class TritonAttention:
         )
 
     def _prepare_group(self, rows: StepRows, group: int) -> _GroupStep:
-        """Layers with a window have no dense prefill: their dense rows are among the tiles."""
+        """Prepare a step for a KV group; layers with a window have no dense prefill, so their dense rows are among the
+        tiles."""
         paged, mask, metadata = rows.paged(group), self._kv.masks[group], rows.metadata
         slot_mapping = self._slot_mapping[group, : len(rows.positions)]
         self._compute_slot_mapping(
@@ -190,7 +191,6 @@ class TritonAttention:
         return _GroupStep(paged, mask, slot_mapping, decode_rows, kv_splits, prefill, dense)
 
     def _split_decode_rows(self, rows: PagedRows, group: int, decode: DecodeRows | None, decode_rows: int) -> Tensor:
-        """Plan the KV splits of the decode rows, on the device."""
         kv_splits = self._kv_splits[group, : kv_splits_for(decode_rows, self._splits_at_once)]
         self._plan_kv_splits(
             rows, decode, self._kv.masks[group], kv_splits, self._keys_of_tile, self._splits_at_once, MIN_SPLIT_TILES
@@ -208,7 +208,7 @@ def _without_dense_tiles(prefill: PrefillMetadata) -> PrefillMetadata:
 
 
 def _tiling(kv: KVView, heads: int, dtype: torch.dtype, step_tokens: int, max_length: int) -> PrefillTiling:
-    """What the prefill kernels of this device take, for heads of this shape."""
+    """Return the sizes and costs of this device's prefill kernels, for heads of this shape."""
     cache = kv.layers[0].keys
     device, (kv_heads, d), item = cache.device, cache.shape[2:], dtype.itemsize
     shape = tile_shape(d, item, device)
@@ -234,11 +234,11 @@ def _tiling(kv: KVView, heads: int, dtype: torch.dtype, step_tokens: int, max_le
 
 
 class AuxStream:
-    """A second stream within a recorded step: kernels on it run beside those that follow, if the device has room.
+    """A second stream within a recorded step: its kernels run beside those of the main stream, if the device has room.
 
     A step that is launched kernel by kernel does not use it: events and a second stream cost the host more than the
-    device gains. Kernels on it may start while the one before ends (dependent launch); where the streams join, the next
-    kernel waits for both. Nobody else may read or write what is written on it until then.
+    device gains. Kernels on it may start while the previous kernel ends (dependent launch); where the streams join, the
+    next kernel waits for both. Until then, no other kernel may read or write what is written on it.
 
     Args:
         device: On a CPU there is no second stream, and everything runs in order.
@@ -250,7 +250,7 @@ class AuxStream:
 
     @contextmanager
     def fork(self) -> Iterator[None]:
-        """What is launched inside may run at the same time as what is launched until `join`."""
+        """Launch on the second stream within the context, to run beside kernels that are launched until `join`."""
         if self._stream is None or not torch.cuda.is_current_stream_capturing():
             yield
             return
@@ -259,6 +259,6 @@ class AuxStream:
             yield
 
     def join(self) -> None:
-        """What is launched from here on comes after both."""
+        """Let kernels that are launched from here on wait for both streams."""
         if self._stream is not None and torch.cuda.is_current_stream_capturing():
             torch.cuda.current_stream(self._device).wait_stream(self._stream)

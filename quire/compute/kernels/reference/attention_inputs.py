@@ -1,6 +1,6 @@
-"""What attention kernels take, as named values; and which keys a query sees.
+"""Named tuples of what attention kernels take, and which keys a query sees.
 
-Values are tuples, since several are made for each layer of each step. Columns are int64 tensors.
+They are tuples because several are made for each layer of each step. Columns are int64 tensors.
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ class PagedKV(NamedTuple):
     """A layer's keys and values in the paged cache.
 
     Attributes:
-        keys, values: [blocks, block_size, kv_heads, d]. `heads / kv_heads` query heads, adjacent, share a KV head. What
-            no query sees may hold anything, even NaN.
-        scales: [2, kv_heads] fp32 of a quantized cache: keys and values are stored divided by them. Queries come
-            multiplied with those of keys, and kernels multiply sums of values. None: the cache is not quantized.
+        keys, values: [blocks, block_size, kv_heads, d]. `heads / kv_heads` adjacent query heads share a KV head.
+            Entries that no query sees may be undefined, even NaN.
+        scales: [2, kv_heads] fp32 of a quantized cache: keys and values are stored divided by them. Queries are already
+            multiplied by the keys' scales, and kernels multiply sums of values. None: the cache is not quantized.
     """
 
     keys: Tensor
@@ -40,12 +40,12 @@ class CacheWrite(NamedTuple):
 
 
 class QKNormRope(NamedTuple):
-    """What is done to queries and keys before attention: an update by adapters, a norm of each head, a rotation.
+    """The processing of queries and keys before attention: an update by adapters, a norm of each head, a rotation.
 
     Attributes:
         norm: [heads + kv_heads, d], the weight of the RMS norm; None: no norm.
         eps: Added to the mean square.
-        cos, sin: [tokens, r/2], of each token's position, see `rotary`; None: no rotation.
+        cos, sin: [tokens, r/2], of each token's position, as in `rotary`; None: no rotation.
         update: Is added to queries, keys and values before all else; None: no update.
     """
 
@@ -60,7 +60,7 @@ class Scores(NamedTuple):
     """How products of queries and keys become scores.
 
     Attributes:
-        scale: What products are multiplied with.
+        scale: The factor of products.
         cap: A bound c of scores, which become c · tanh(score / c); None: no bound.
     """
 
@@ -69,7 +69,7 @@ class Scores(NamedTuple):
 
 
 class Mask(NamedTuple):
-    """Which keys a query sees; `visible_range` and `tile_mask` say what follows.
+    """The keys that a query sees; `visible_range` and `tile_mask` compute them.
 
     Attributes:
         window: A query sees the key of its own token and of the `window - 1` tokens before it; None: of all tokens
@@ -99,7 +99,7 @@ class DecodeRows(NamedTuple):
     """Rows of one token.
 
     Attributes:
-        rows: [n], their numbers; -1 is padding.
+        rows: [n], their row numbers; -1 is padding.
         tokens: [n], the place of each row's token in the batch.
     """
 
@@ -112,8 +112,8 @@ class QueryTiles(NamedTuple):
 
     Attributes:
         rows: [tiles], each tile's row.
-        offsets: [tiles], which of the row's tokens in this step is the tile's first. A tile of a row without tokens,
-            from 0, is padding.
+        offsets: [tiles], the offset of the tile's first token among the row's tokens in this step. A tile at 0 of a row
+            without tokens is padding.
         first_tokens: [rows], the place of each row's first token in the batch.
     """
 
@@ -123,11 +123,11 @@ class QueryTiles(NamedTuple):
 
 
 class KVSplits(NamedTuple):
-    """How tiles' keys are split. A tile stands among the tiles once for each of its splits, in order.
+    """How tiles' keys are split. Each tile is repeated, in order, for each of its splits.
 
     Attributes:
-        numbers: [tiles], which split of its tile this is, from 0.
-        counts: [tiles], how many splits the tile has, at most; 0 is padding.
+        numbers: [tiles], the number of the split within its tile, from 0.
+        counts: [tiles], the maximum number of the tile's splits; 0 is padding.
     """
 
     numbers: Tensor
@@ -153,8 +153,8 @@ class DenseTiles(NamedTuple):
 
     Attributes:
         tokens: [tiles], the place of a tile's first token in the batch.
-        queries: [tiles], how many tokens it has.
-        contexts: [tiles], positions of its context before the first of them.
+        queries: [tiles], the number of its tokens.
+        contexts: [tiles], the positions of its context before its first token.
         bases: [tiles], where its context begins among the gathered keys.
     """
 
@@ -165,13 +165,13 @@ class DenseTiles(NamedTuple):
 
 
 def visible_range(mask: Mask, first: int, end: int) -> tuple[int, int]:
-    """The keys that queries at positions `first` to `end` - 1 see together: where they begin and end."""
+    """Return the begin and end of the keys that queries at positions `first` to `end` - 1 see together."""
     begin = 0 if mask.window is None else max(0, first + 1 - mask.window)
     return begin, end
 
 
 def tile_mask(mask: Mask, queries: Tensor, keys: Tensor) -> Tensor:
-    """[queries, keys] bool: whether each query sees each key, by their positions."""
+    """Return [queries, keys] bool: whether each query sees each key, by their positions."""
     seen = keys <= queries[:, None]
     if mask.window is not None:
         seen &= keys > queries[:, None] - mask.window

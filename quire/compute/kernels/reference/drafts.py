@@ -1,4 +1,4 @@
-"""Drafts: those that only the device knows, what each position is sampled with, and how far each row's drafts stay."""
+"""Speculative drafts: ids that only the device knows, sampling of each position, and verification."""
 
 from __future__ import annotations
 
@@ -8,16 +8,18 @@ from torch import Tensor
 from quire.compute.kernels.reference.sample import SamplingColumns
 
 FIRST_NAMED = -2
-"""An id that stands for a token which only the device knows: this one for the first in a line of a table, the next
-lower one for the second, and so on."""
+"""The id that stands for the first token in a line of a table that only the device knows.
+
+The next lower id stands for the second token, and so on.
+"""
 
 
 def look_up_tokens(ids: Tensor, slots: Tensor, known: Tensor, out: Tensor) -> None:
-    """Put tokens that only the device knows in place of the ids that name them.
+    """Replace ids that name tokens which only the device knows.
 
     Args:
-        ids: [n] int64, see FIRST_NAMED; of higher ones `out` stays as it is. May be `out` itself.
-        slots: [n] int64, in whose line of `known` each stands.
+        ids: [n] int64, with names as in FIRST_NAMED; `out` keeps its value for all other ids. May be `out` itself.
+        slots: [n] int64, the line of `known` for each id.
         known: [slots, width] int64.
         out: [n] int64, changed.
     """
@@ -37,14 +39,15 @@ def follow_slots(
     length: Tensor,
     drawn: Tensor,
 ) -> None:
-    """Before a row that begins with a named token (see FIRST_NAMED), its slot is put where another table's slot is now,
-    less what the row is going to read again: all tokens from the named one on.
+    """Move slots of rows that begin with a named token (FIRST_NAMED) to where another table's slots are.
+
+    The slot is moved back by the tokens that the row will read again: all tokens from the named one on.
 
     Args:
         slots: [rows] int64.
         row_of_token, offsets, ids: [tokens] int64, as in `prepare_inputs`.
         followed_length, followed_drawn: [slots] int64, columns of the other table.
-        before: What the slot has less than the other one, where its row begins with the first token of the line.
+        before: How far the slot is behind the other one if its row begins with the first token of the line.
         length, drawn: [slots] int64, changed.
     """
     first = ((offsets == 0) & (ids <= FIRST_NAMED)).nonzero()[:, 0]
@@ -54,14 +57,13 @@ def follow_slots(
 
 
 def note_drafts(slots: Tensor, last: Tensor, drawn: Tensor, drawn_before: Tensor, drafts: Tensor) -> None:
-    """Write down each slot's last token as the draft that it is: the first one that was drawn since `drawn_before`, the
-    second, and so on.
+    """Store each slot's last token as a draft, at the place that the tokens drawn since `drawn_before` give it.
 
     Args:
-        slots: [rows] int64. Several may be the dummy's, but nobody else's.
+        slots: [rows] int64. Only the dummy slot may appear several times.
         last, drawn: [slots] int64, columns of the table whose slots draw drafts.
-        drawn_before: [slots] int64, the counters of those that verify them.
-        drafts: [slots, width] int64, changed; what is not within its width is left out.
+        drawn_before: [slots] int64, the counters of the slots that verify the drafts.
+        drafts: [slots, width] int64, changed; drafts outside its width are left out.
     """
     place = drawn[slots] - drawn_before[slots] - 1
     fits = ((place >= 0) & (place < drafts.shape[1])).nonzero()[:, 0]
@@ -70,13 +72,13 @@ def note_drafts(slots: Tensor, last: Tensor, drawn: Tensor, drawn_before: Tensor
 
 
 def position_columns(slots: Tensor, offsets: Tensor, asked: SamplingColumns, out: SamplingColumns) -> None:
-    """What each position is sampled with: its slot's parameters, and the counter that its token will have.
+    """Copy, for each position, its slot's sampling parameters and the counter that its token will have.
 
     Args:
-        slots: [positions] int64, of each.
-        offsets: [positions] int64, its place in its row.
-        asked: By slot.
-        out: By position, of the same types.
+        slots: [positions] int64, each position's slot.
+        offsets: [positions] int64, each position's place in its row.
+        asked: The parameters, by slot.
+        out: The parameters, by position, of the same types.
     """
     for column, own in zip(asked, out, strict=True):
         torch.index_select(column, 0, slots, out=own)
@@ -95,18 +97,18 @@ def verify_drafts(
     recent: Tensor,
     counts: Tensor,
 ) -> None:
-    """Move each row's slot to what it gains: the tokens up to the first that is not the draft behind it.
+    """Move each row's slot by its accepted tokens: those up to the first that differs from the draft behind it.
 
     Args:
-        tokens: [positions] int64, sampled; one row's behind another's.
-        faults: [positions] int8; no draft stays behind one.
-        next_drafts: [positions] int64, the draft that stands behind each; below 0: none does, as behind a row's last.
-        ends: [rows] int64, where each row's positions end; nothing becomes of rows that have none.
+        tokens: [positions] int64, sampled, row by row.
+        faults: [positions] int8; drafts behind a fault are not accepted.
+        next_drafts: [positions] int64, the draft behind each position; below 0: there is none, as behind a row's last.
+        ends: [rows] int64, where each row's positions end; rows without positions are left out.
         slots: [positions] int64, each slot in one row.
         length, last, drawn: [slots] int64, columns of the slot table, changed. `length` has moved by all positions.
-        recent: [slots, width] int64, the last tokens of each slot, changed: those that are gained follow. No row has
-            more than `width` positions.
-        counts: [rows] int64, out: how many each gains.
+        recent: [slots, width] int64, the last tokens of each slot; the accepted ones are appended. No row has more than
+            `width` positions.
+        counts: [rows] int64, out: the number of tokens that each row gains.
     """
     first = torch.cat((ends.new_zeros(1), ends[:-1]))
     some = ends > first

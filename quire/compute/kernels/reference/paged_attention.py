@@ -1,7 +1,7 @@
 """Attention of a step's rows over the paged cache, divided among a GPU's programs.
 
-The keys of decode rows (of one token) are split, longer rows are cut into tiles of queries. Lengths are known to the
-device only, and stay there.
+The keys of decode rows (of one token) are split; longer rows are cut into tiles of queries. Only the device knows the
+lengths.
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ from quire.compute.kernels.reference.attention_inputs import (
 
 KV_SPLIT_COLUMNS = 8
 SPLIT_OVERHEAD_TILES = 3
-"""What a split takes beside its own tiles, as many tiles: a program's start and end. Measured on an H200."""
+"""The overhead of a split, a program's start and end, in tiles. Measured on an H200."""
 
 
 @dataclass(frozen=True)
 class DecodePartials:
-    """What splits of decode rows leave until they are merged; the reference needs none.
+    """The results of decode rows' splits until they are merged; the reference needs none.
 
     Attributes:
         outputs: [splits, heads, d] fp32, sums of values.
@@ -47,7 +47,6 @@ class DecodePartials:
 
 
 def new_decode_partials(splits: int, heads: int, kv_heads: int, d: int, device: torch.device) -> DecodePartials:
-    """Allocate partial results for so many splits."""
     return DecodePartials(
         torch.empty((splits, heads, d), device=device),
         torch.empty((splits, heads, 2), device=device),
@@ -57,7 +56,7 @@ def new_decode_partials(splits: int, heads: int, kv_heads: int, d: int, device: 
 
 @dataclass(frozen=True)
 class PrefillPartials:
-    """What splits of prefill tiles leave until they are merged, for each of their queries.
+    """The results of prefill tiles' splits until they are merged, for each of their queries.
 
     Attributes:
         outputs: [queries, heads, d] fp32, means of values.
@@ -69,7 +68,6 @@ class PrefillPartials:
 
 
 def new_prefill_partials(queries: int, heads: int, d: int, device: torch.device) -> PrefillPartials:
-    """Allocate partial results for so many query tokens."""
     return PrefillPartials(
         torch.empty((queries, heads, d), device=device), torch.empty((queries, heads), device=device)
     )
@@ -83,8 +81,8 @@ def compute_slot_mapping(
     Args:
         block_table: [slots, n] int64.
         slots, positions: [tokens] int64.
-        block_size: Tokens a block.
-        slot_mapping: [tokens] int64, what comes out: block · block_size + offset.
+        block_size: Tokens in a block.
+        slot_mapping: [tokens] int64, out: block · block_size + offset.
     """
     slot_mapping.copy_(block_table[slots, positions // block_size] * block_size + positions % block_size)
 
@@ -98,19 +96,21 @@ def plan_kv_splits(
     at_once: int,
     min_tiles: int = 1,
 ) -> None:
-    """Split the keys of decode rows into equal lengths, as far as tiles allow: into as many splits as there is room
-    for, or into no more than there are rows or than run at once, whichever is expected to take less time.
+    """Split the keys of decode rows into equal lengths, as far as tiles allow.
+
+    There are as many splits as there is room for, or no more than there are rows or than run at once, whichever is
+    expected to take less time.
 
     Args:
-        rows: Of the step; only slots and starts are read.
-        decode: Those that have one token; None: all, each with the token of its own number.
-        mask: Of the group's layers.
-        splits: [room, KV_SPLIT_COLUMNS] int32, room ≥ n, out. Of each split: token, slot, first position, end,
-            the first position that the row sees, the row's first split, its number of splits. A row's splits stand
-            together, in order. The number is 0 for those that remain.
-        tile: Splits begin at multiples of so many positions.
-        at_once: Splits that the device takes at the same time.
-        min_tiles: Tiles of a split, where its row has so many.
+        rows: The step's rows; only slots and starts are read.
+        decode: The rows of one token; None: all rows, and row n has token n.
+        mask: The mask of the group's layers.
+        splits: [room, KV_SPLIT_COLUMNS] int32, room ≥ n, out. Of each split: token, slot, first position, end, the
+            first position that the row sees, the row's first split, its number of splits. A row's splits are adjacent,
+            in order. The number is 0 for unused splits.
+        tile: Splits begin at multiples of this many positions.
+        at_once: How many splits the device computes at the same time.
+        min_tiles: The minimum tiles of a split, if its row has as many.
     """
     numbers = range(len(rows.slots)) if decode is None else decode.rows.tolist()
     tokens = numbers if decode is None else decode.tokens.tolist()
@@ -138,15 +138,10 @@ def plan_kv_splits(
 
 
 def _cost(tiles: list[int], most: int, at_once: int) -> int:
-    """Return the cost of splits of `most` tiles, in tiles · 2 · at_once.
+    """Return the cost of splits of at most `most` tiles, in tiles · 2 · at_once.
 
     A round takes as long as its longest split; if there are several rounds, the last one leaves half of the device idle
-    for half as long.
-
-    Args:
-        tiles: The tiles of each row.
-        most: The most tiles of a split.
-        at_once: How many splits the device computes at the same time.
+    for half as long. `tiles` are those of each row.
     """
     splits = sum(-(-each // most) for each in tiles)
     if splits <= at_once:
@@ -170,12 +165,12 @@ def decode_attention(
         q: [tokens, heads, d].
         kv: The paged cache, with the step's own keys and values.
         block_table: [slots, n] int64; entries for blocks that no row sees are not used.
-        splits: What `plan_kv_splits` has made.
+        splits: The result of `plan_kv_splits`.
         partials: Room for at least as many splits.
-        scores: Of the layer.
+        scores: How the layer makes scores.
         out: [tokens, heads, d]; rows of the splits' tokens are written.
-        rows: How many rows the splits are of, at most; None: as many as there are tokens. It decides what is fastest,
-            as 0 does where other kernels run beside this one.
+        rows: The maximum number of rows with splits; None: the number of tokens. It decides which kernel is fastest; 0
+            says that other kernels run beside this one.
     """
     for number, (token, slot, _, _, seen_from, first, count, _) in enumerate(splits.tolist()):
         if number == first and count:
@@ -194,15 +189,14 @@ def prefill_attention(
     scores: Scores,
     out: Tensor,
 ) -> None:
-    """Compute attention for tiles, each of several query tokens of one row.
+    """Compute attention for tiles of several query tokens of one row each.
 
     Args:
         q: [tokens, heads, d].
         kv: The paged cache, with the step's own keys and values.
-        rows: Of the step.
-        tiles: Of the rows.
-        queries: Tokens a tile; a row's last tile may have fewer.
-        mask, scores: Of the layer.
+        rows, tiles: The step's rows, and their tiles.
+        queries: Tokens in a tile; a row's last tile may have fewer.
+        mask, scores: The layer's.
         out: [tokens, heads, d]; rows of the tiles' tokens are written.
     """
     for row, offset in zip(tiles.rows.tolist(), tiles.offsets.tolist(), strict=True):
@@ -230,9 +224,9 @@ def prefill_attention_split_kv(
     """Compute attention as `prefill_attention` does, with each tile's keys split among several programs.
 
     Args:
-        q, kv, rows, queries, mask, scores, out: As `prefill_attention` takes them.
-        tiles: Each tile as often as it has splits.
-        splits: Which split of its tile each entry of `tiles` is. A tile may have fewer than said, where it sees less.
+        q, kv, rows, queries, mask, scores, out: As in `prefill_attention`.
+        tiles: Each tile, repeated for each of its splits.
+        splits: The split of its tile that each entry of `tiles` is. A tile that sees less may have fewer than stated.
         partials: Memory for `queries` of each split, up to the last split of the last tile.
     """
     first = splits.numbers == 0
@@ -247,9 +241,9 @@ def gather_kv(kv: PagedKV, block_table: Tensor, slots: Tensor, chunks: GatherChu
         kv: The paged cache.
         block_table: [slots, n] int64.
         slots: [rows] int64, each row's line in the block table.
-        chunks: What is copied.
-        k, v: [chunks · n, kv_heads, d], what comes out: n positions of each chunk, 0 for those that do not exist.
-            Values come out multiplied with their scales.
+        chunks: The chunks to copy.
+        k, v: [chunks · n, kv_heads, d], out: n positions of each chunk, 0 for positions that do not exist. Values are
+            multiplied by their scales.
     """
     each = len(k) // len(chunks.rows)
     k.zero_()
@@ -262,14 +256,13 @@ def gather_kv(kv: PagedKV, block_table: Tensor, slots: Tensor, chunks: GatherChu
 
 
 def prefill_attention_dense(q: Tensor, k: Tensor, v: Tensor, tiles: DenseTiles, scores: Scores, out: Tensor) -> None:
-    """Compute attention for tiles of several query tokens of one row, over contexts that are contiguous. Each token
-    sees itself and all tokens before it.
+    """Compute attention for tiles of several query tokens of one row, over contiguous contexts, without a window.
 
     Args:
         q: [tokens, heads, d].
-        k, v: [n, kv_heads, d], what `gather_kv` has made: each row's context, and zeros up to the next one's beginning.
-        tiles: Of the rows.
-        scores: Of the layer.
+        k, v: [n, kv_heads, d], from `gather_kv`: each row's context, and zeros up to the next context.
+        tiles: The rows' tiles.
+        scores: How the layer makes scores.
         out: [tokens, heads, d]; rows of the tiles' tokens are written.
     """
     for token, n, before, base in zip(*(column.tolist() for column in tiles), strict=True):
@@ -280,7 +273,7 @@ def prefill_attention_dense(q: Tensor, k: Tensor, v: Tensor, tiles: DenseTiles, 
 
 
 def _context(kv: PagedKV, line: Tensor, begin: int, end: int) -> tuple[Tensor, Tensor]:
-    """Keys and values [end - begin, kv_heads, d] from the blocks of a table's line, values with their scales."""
+    """Return keys and values [end - begin, kv_heads, d] from the blocks of a table's line, values with their scales."""
     position = torch.arange(begin, end, device=kv.keys.device)
     size = kv.keys.shape[1]
     where = line[position // size], position % size
@@ -289,7 +282,7 @@ def _context(kv: PagedKV, line: Tensor, begin: int, end: int) -> tuple[Tensor, T
 
 
 def _attend(q: Tensor, k: Tensor, v: Tensor, seen: Tensor | None, scores: Scores) -> Tensor:
-    """softmax(score(q kᵀ)) v in fp32: q [n, heads, d], k and v [length, kv_heads, d] → [n, heads, d]."""
+    """Return softmax(score(q kᵀ)) v in fp32: q [n, heads, d], k and v [length, kv_heads, d] → [n, heads, d]."""
     (n, heads, d), kv_heads = q.shape, k.shape[1]
     grouped = q.float().view(n, kv_heads, heads // kv_heads, d)
     products = torch.einsum("nhgd,khd->hgnk", grouped, k.float()) * scores.scale

@@ -7,8 +7,10 @@ from torch import Tensor
 
 
 def rotary(x: Tensor, cos: Tensor, sin: Tensor, out: Tensor) -> None:
-    """Rotate pairs (i, i + r/2) of each head's first r dimensions by its position's angles, and keep the rest (Su et
-    al. 2021, in the half-split layout).
+    """Rotate pairs (i, i + r/2) of each head's first r dimensions by its position's angles (Su et al. 2021,
+    half-split).
+
+    The other dimensions are kept.
 
     Args:
         x: [tokens, heads, d].
@@ -27,38 +29,36 @@ def rotary(x: Tensor, cos: Tensor, sin: Tensor, out: Tensor) -> None:
 
 
 def sequence_lengths(least: Tensor, slots: Tensor, positions: Tensor, out: Tensor) -> None:
-    """The length that each token's sequence counts as: its slot's, and at least up to the token.
+    """Write the sequence length that each token counts with: its slot's minimum, or more if the token is beyond it.
 
     Args:
-        least: [slots] int64.
-        slots: [tokens] int64, each token's.
-        positions: [tokens] int64.
+        least: [slots] int64, the minimum lengths.
+        slots, positions: [tokens] int64, each token's.
         out: [tokens] int64.
     """
     torch.maximum(least.index_select(0, slots), positions + 1, out=out)
 
 
 def choose_frequencies(lengths: Tensor, both: Tensor, original: int, out: Tensor) -> None:
-    """One of two lists of frequencies for each token (LongRoPE, Ding et al. 2024).
+    """Choose one of two lists of frequencies for each token (LongRoPE, Ding et al. 2024).
 
     Args:
         lengths: [tokens] int64.
         both: [2, width / 2] fp32; the second is for sequences longer than `original` tokens.
-        original: See above.
+        original: The length, in tokens, that the model was trained with first.
         out: [tokens, width / 2] fp32.
     """
     out.copy_(both[(lengths > original).long()])
 
 
 def grow_frequencies(lengths: Tensor, theta: float, factor: float, original: int, out: Tensor) -> None:
-    """The base grows with the sequence beyond the original length ("NTK-aware scaled RoPE", bloc97 2023, in its dynamic
-    form).
+    """Compute frequencies whose base grows with sequences beyond the original length (dynamic NTK, bloc97 2023).
 
     Args:
         lengths: [tokens] int64.
         theta: The base up to the original length.
         factor: How much longer sequences may become.
-        original: That length, in tokens.
+        original: The original length, in tokens.
         out: [tokens, width / 2] fp32.
     """
     width = 2 * out.shape[1]

@@ -27,10 +27,11 @@ def qk_norm_rope_and_cache(qkv: Tensor, norm_rope: QKNormRope, write: CacheWrite
     """Norm and rotate queries and keys; store each token's key and value at its place.
 
     Args:
-        qkv: [tokens, heads + 2 · kv_heads, d], as projected; what becomes of it is open where there is an update.
-        norm_rope: What is done to queries and keys.
+        qkv: [tokens, heads + 2 · kv_heads, d], as projected; its contents are undefined afterwards if there is an
+            update.
+        norm_rope: The processing of queries and keys.
         write: Where keys and values go.
-        q: [tokens, heads, d], the queries that come out; multiplied with their keys' scales if the cache is quantized.
+        q: [tokens, heads, d], out: the queries, multiplied by their keys' scales if the cache is quantized.
     """
     norm, eps, cos, sin, update = norm_rope
     (keys, values, scales), slot_mapping = write
@@ -60,13 +61,13 @@ def qk_norm_rope_and_cache(qkv: Tensor, norm_rope: QKNormRope, write: CacheWrite
 
 
 def paged_attention(q: Tensor, kv: PagedKV, rows: PagedRows, mask: Mask, scores: Scores, out: Tensor) -> None:
-    """Compute attention of each row's tokens over what they see, whether a row has one token or many.
+    """Compute attention of each row's tokens over the keys they see, whether a row has one token or many.
 
     Args:
-        q: [tokens, heads, d], the rows' tokens one row behind another.
+        q: [tokens, heads, d], the rows' tokens, row by row.
         kv: The paged cache, with the step's own keys and values.
-        rows: Of the step.
-        mask, scores: Of the layer.
+        rows: The step's rows.
+        mask, scores: The layer's.
         out: [tokens, heads, d].
     """
     first, size = 0, kv.keys.shape[1]
@@ -90,8 +91,7 @@ def paged_attention(q: Tensor, kv: PagedKV, rows: PagedRows, mask: Mask, scores:
 
 
 def quantized(x: Tensor, dtype: torch.dtype) -> Tensor:
-    """Fp32 to the nearest that a cache of this type can store, of two as near ones the even one; NaN stays NaN where
-    the type has one."""
+    """Round fp32 to the nearest value of a cache's dtype, ties to even; NaN stays NaN where the dtype has one."""
     if dtype == torch.int8:
         return x.round().clamp_(-LARGEST[dtype], LARGEST[dtype]).nan_to_num_(0).to(dtype)
     most = LARGEST[dtype]
@@ -99,10 +99,9 @@ def quantized(x: Tensor, dtype: torch.dtype) -> Tensor:
 
 
 def _attend(q: Tensor, k: Tensor, v: Tensor, seen: Tensor | None, scores: Scores) -> Tensor:
-    """Queries q [n, heads, d], which see some of k and v [length, kv_heads, d] → [n, heads, d].
+    """Compute attention of queries q [n, heads, d] over some of k and v [length, kv_heads, d] → [n, heads, d].
 
-    Args:
-        seen: [n, length] bool; None: a lone query sees all keys, and several are a whole prompt's.
+    `seen` is [n, length] bool; None: a lone query sees all keys, and several are a whole prompt's.
     """
     (n, heads, d), (length, kv_heads, _) = q.shape, k.shape
     grouped = q.view(n, kv_heads, heads // kv_heads, d).permute(1, 2, 0, 3)  # [kv_heads, group, n, d]

@@ -1,4 +1,4 @@
-"""What a draft head reads of a model: its residual streams, kept by token, and logits of a part of the vocabulary."""
+"""Ops that draft heads need: a model's residual streams, kept by token, and logits of a part of the vocabulary."""
 
 from __future__ import annotations
 
@@ -9,12 +9,11 @@ from torch import Tensor
 
 
 def copy_stream(x: Tensor, delta: Tensor | None, out: Tensor) -> None:
-    """out = x + delta.
+    """Write x + delta to out.
 
     Args:
-        x: [tokens, width].
-        delta: The same; None: nothing is added.
-        out: The same, of the same dtype; may be some columns of a wider tensor.
+        x, delta: [tokens, width]; delta None: nothing is added.
+        out: [tokens, width], of the same dtype; may be some columns of a wider tensor.
     """
     if delta is None:
         out.copy_(x)
@@ -23,24 +22,18 @@ def copy_stream(x: Tensor, delta: Tensor | None, out: Tensor) -> None:
 
 
 def put_rows(x: Tensor, rows: Tensor, out: Tensor) -> None:
-    """out[rows] = x. Of equal rows, one stays.
-
-    Args:
-        x: [m, width].
-        rows: [m] int64.
-        out: [n, width], of the same dtype.
-    """
+    """Write x [m, width] to out[rows], with rows [m] int64 and out [n, width]. Of equal rows, one stays."""
     out.index_copy_(0, rows, x)
 
 
 def state_rows(token_ids: Tensor, places: Tensor, slots: Tensor, first: int, out: Tensor) -> None:
-    """out = the rows of the states that tokens are read with: `places`, or `first` + slot where the token is the one
-    that its slot sampled last.
+    """Write the row of the states that each token is read with.
+
+    The row is `places`, or `first` + slot where the token is the one that its slot sampled last.
 
     Args:
         token_ids: [tokens] int64 as a plan names them; -1: the slot's last one.
-        places: [tokens] int64.
-        slots: [tokens] int64.
+        places, slots: [tokens] int64.
         first: The row of slot 0.
         out: [tokens] int64.
     """
@@ -48,12 +41,9 @@ def state_rows(token_ids: Tensor, places: Tensor, slots: Tensor, first: int, out
 
 
 def spread_columns(x: Tensor, columns: Tensor, out: Tensor) -> None:
-    """out[:, columns] = x, and minus infinity elsewhere.
+    """Write x [n, width] to out[:, columns], and minus infinity elsewhere.
 
-    Args:
-        x: [n, width].
-        columns: [width] int64, each once.
-        out: [n, wide], of the same dtype.
+    Each of the columns [width] int64 is different; out is [n, wide], of the same dtype.
     """
     out.fill_(-math.inf)
     out.index_copy_(1, columns, x)

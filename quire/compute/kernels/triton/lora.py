@@ -1,14 +1,14 @@
-"""Low-rank updates of rows, tile by tile: the rows of a tile share one adapter, and each read of its weights.
+"""Computes low-rank updates of rows in tiles whose rows share one adapter and each read of its weights.
 
-Both kernels move little and wait for memory, so their time depends on how many reads follow from one another, and how
-many of them other kernels hide. A x is computed while the product that is updated runs, which needs no more than A x;
-`lora_linear.py` has both in one launch. Several programs share a row, and the last of them adds up all parts, in the
-order of the columns. B's weights are read while the product ends.
+Both kernels move little data and wait for memory, so their time depends on how many reads follow one another, and on
+how many of them other kernels hide. A x is computed while the product that is updated runs, whose result only B A x
+needs; `lora_linear.py` computes both in one launch. Several programs share a row, and the last of them adds up all
+parts in the order of the columns. B's weights are read while the product ends.
 
-Once the product is there, a program requests all that it reads before it uses any of it: Triton makes threads exchange
-what they read as soon as it is widened or multiplied, and requests no later read before that is done.
+Once the product is complete, a program requests everything it reads before it uses any of it: Triton makes threads
+exchange data as soon as it is widened or multiplied, and requests no later read before that is done.
 
-Launches are made for the most tiles that a step of this size can have, so that CUDA graphs can have them; a program
+Launches have room for the most tiles that a step of this size can have, so that CUDA graphs can capture them; a program
 whose tile is empty ends at once.
 """
 
@@ -30,25 +30,25 @@ from quire.compute.kernels.triton.linear.inner_loops import fetch_ahead
 
 _BLOCK_K, _BLOCK_N, _BLOCK_R = 256, 128, 16
 WIDEST_RANK = 64
-"""The most ranks that one program computes."""
+"""The maximum number of ranks that one program computes."""
 _FEW, _SOME = 64, 512
-"""The most rows for which columns are split among programs finely, and at all."""
+"""The maximum numbers of rows for which columns are split among programs finely, and at all."""
 _MAX_SPLITS = 16
 _WARPS = 4
 _EXPAND_STAGES = 1
-"""The loop over further ranks is not pipelined: the start of a pipeline would run, with barriers, without such
+"""The loop over further ranks is not pipelined: a pipeline's start would run, with barriers, even without further
 ranks."""
 _PROGRAMS = 512
-"""How many programs of this size a GPU runs at once: some four on each multiprocessor."""
+"""How many programs of this size a GPU runs at once: about four on each multiprocessor."""
 _MAX_BLOCKS = 65_536
-"""The most blocks (a tile's rows, some ranks of one module) whose columns several programs may share."""
+"""The maximum number of blocks (a tile's rows, some ranks of one module) whose columns several programs may share."""
 
 
 def lora_shrink(x: Tensor, weights: LowRankWeights, tiles: Tiles) -> Tensor:
-    """x is contiguous, and the rank is a multiple of 16.
+    """Implement reference/lora.py's `lora_shrink`; x is contiguous, and the rank is a multiple of 16.
 
     Returns:
-        [n, modules · rank], A x of rows with adapters, and anything in others.
+        [n, modules · rank], A x of rows with adapters; other rows are undefined.
     """
     assert x.is_contiguous() and tiles.rows.is_contiguous()
     (number, size), columns = tiles.rows.shape, x.shape[1]
@@ -70,11 +70,11 @@ def lora_shrink(x: Tensor, weights: LowRankWeights, tiles: Tiles) -> Tensor:
 
 
 def lora_expand(low: Tensor, weights: LowRankWeights, tiles: Tiles, y: Tensor) -> None:
-    """y is contiguous, and there are up to three modules.
+    """Implement reference/lora.py's `lora_expand`; y is contiguous, and there are up to three modules.
 
     `lora_shrink` was launched before the product that made y, with only kernels between them that wait for their
     inputs, or one launch made both. So when this kernel starts, all kernels before A x have ended, and it may read what
-    they wrote, such as `tiles`, before it waits.
+    they wrote, for example `tiles`, before it waits.
     """
     assert y.is_contiguous() and len(weights.rows) <= 3
     rows, blocks = (*weights.rows, 0, 0), sum(cdiv(each, _BLOCK_N) for each in weights.rows)
@@ -82,7 +82,10 @@ def lora_expand(low: Tensor, weights: LowRankWeights, tiles: Tiles, y: Tensor) -
 
 
 def lora_expand_silu_and_mul(low: Tensor, weights: LowRankWeights, tiles: Tiles, y: Tensor, out: Tensor) -> None:
-    """Arguments are as for this module's `lora_expand`; y is not changed."""
+    """Implement reference/lora.py's `lora_expand_silu_and_mul`; arguments as in this module's `lora_expand`.
+
+    y is not changed.
+    """
     assert y.is_contiguous() and out.is_contiguous() and len(weights.rows) <= 2
     width = out.shape[1]
     _launch_expand(_expand_silu_and_mul, low, weights, tiles, (y, out), cdiv(width, _BLOCK_N), WIDTH=width)
@@ -92,7 +95,7 @@ def _launch_expand(
     kernel: Any, low: Tensor, weights: LowRankWeights, tiles: Tiles, outputs: tuple[Tensor, ...], blocks: int,
     **constants: int,
 ) -> None:  # fmt: skip
-    """Launch one of the two kernels below, with so many blocks of outputs for each tile."""
+    """Launch one of the two expand kernels with this many blocks of outputs for each tile."""
     (number, size), y = tiles.rows.shape, outputs[0]
     if not number:
         return
@@ -116,14 +119,14 @@ def scaling_of(weights: LowRankWeights) -> tuple[Tensor, Tensor, Tensor]:
 def _tiles_at_once(rows: int, tiles: int, blocks: int) -> int:
     """Return how many tiles have programs of their own.
 
-    A few rows use few of many tiles: then programs that all run at once take one tile after another.
+    A few rows use few of many tiles, so then programs that all run at once take one tile after another.
     """
     return tiles if rows > _FEW else max(1, min(tiles, _PROGRAMS // blocks))
 
 
 def scratch_of_splits(low: Tensor, blocks: int, splits: int, size: int) -> tuple[Tensor, Tensor]:
-    """Return memory for `store_split_sum` of `blocks` with `size` sums each; with one program a block it touches
-    neither."""
+    """Return memory for `store_split_sum` of `blocks` with `size` sums each; it is not used with one program for each
+    block."""
     if splits == 1:
         return low, low
     assert blocks <= _MAX_BLOCKS
@@ -132,7 +135,7 @@ def scratch_of_splits(low: Tensor, blocks: int, splits: int, size: int) -> tuple
 
 @functools.cache
 def _counters(device: torch.device) -> Tensor:
-    """Return [_MAX_BLOCKS] int32 zeros, which count the programs of a block; the last one sets its counter to 0
+    """Return [_MAX_BLOCKS] int32 zeros, which count a block's programs; the last program sets its counter to 0
     again."""
     return torch.zeros(_MAX_BLOCKS, dtype=torch.int32, device=device)
 
@@ -151,8 +154,8 @@ def _shrink(
 ):  # fmt: skip
     """Compute BLOCK_R ranks of one module for a tile's rows, over one of SPLITS parts of the columns.
 
-    Dependents start only when all kernels before this one have ended, so the product behind it may read x at once, and
-    `_expand`, the next but one, may read what earlier kernels wrote before it waits.
+    Dependents start only when all kernels before this one have ended. So the product that follows may read x at once,
+    and `_expand`, the next but one, may read what earlier kernels wrote before it waits.
     """
     GROUPS: tl.constexpr = RANK // BLOCK_R
     EACH: tl.constexpr = (COLUMNS + SPLITS * BLOCK_K - 1) // (SPLITS * BLOCK_K) * BLOCK_K
@@ -192,7 +195,7 @@ def store_split_sum(
     sums, to, mask, partial, arrived, block, split, splits,
     SPLITS_UP: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_R: tl.constexpr,
 ):  # fmt: skip
-    """Store sums [BLOCK_M, BLOCK_R], of which each of `splits` programs, at most SPLITS_UP, has a part of the columns.
+    """Store sums [BLOCK_M, BLOCK_R] of which each of `splits` programs, at most SPLITS_UP, has a part of the columns.
 
     The last program adds the parts up, in the order of the columns.
     """
@@ -228,7 +231,7 @@ def _expand(
 ):  # fmt: skip
     """Update BLOCK_N outputs of one module for the rows of each `step`th tile.
 
-    Tiles and the first weights are read before the product has ended.
+    The kernel reads tiles and the first weights before the product has ended.
     """
     release_dependents(OVERLAP)
     BLOCKS_0: tl.constexpr = (ROWS_0 + BLOCK_N - 1) // BLOCK_N
@@ -347,7 +350,7 @@ def _wait_for_all(tile, OVERLAP: tl.constexpr):
 
 @triton.jit
 def _rows_of_b(b, slot, output, inside, b_stride, first, RANK: tl.constexpr, BLOCK_R: tl.constexpr):
-    """Return B of an adapter from a rank on: [outputs, BLOCK_R]."""
+    """Return B of an adapter [outputs, BLOCK_R], starting at rank `first`."""
     rank = first + tl.arange(0, BLOCK_R)
     return tl.load(b + (slot - 1) * b_stride + output[:, None] * RANK + rank[None, :], inside[:, None], 0.0)
 
@@ -365,9 +368,9 @@ def scaled_outputs(whole, factors, summands, rescaled, slot, output, inside, b_s
 
 @triton.jit
 def _low_of_rows(low, row, module, RANK: tl.constexpr, MODULES: tl.constexpr, BLOCK_R: tl.constexpr):
-    """Return the first ranks of A x [rows, BLOCK_R], or anything where the adapter changes nothing.
+    """Return the first ranks of A x [rows, BLOCK_R]; they are undefined where the adapter changes nothing.
 
-    They are read together with what the product made, not once that is there.
+    They are read together with the product's result rather than after it.
     """
     at = low + row[:, None] * (MODULES * RANK) + module * RANK + tl.arange(0, BLOCK_R)[None, :]
     return tl.load(at, (row >= 0)[:, None], 0.0)

@@ -1,10 +1,10 @@
-"""A product of few rows, and A x of the low-rank updates of its rows, in one launch.
+"""Computes a product of few rows, and A x of the low-rank updates of its rows, in one launch.
 
-A x takes little time beside the product, but a kernel of its own would be in the way: a product that comes directly
-behind the kernel that makes x has its programs in place, and their first weights on the way, when x is there. So
-programs of the product's own grid compute A x. The product's programs come first and are divided among multiprocessors
-as if they were alone. Behind them come as many programs as there is room for, which only compute A x. What would take
-them longer than a tile of the product is computed by the product's programs after their tiles.
+A x takes little time beside the product, but a kernel of its own would be in the way: a product that directly follows
+the kernel that makes x has its programs in place, and their first weights on the way, when x is complete. So programs
+of the product's own grid compute A x. The product's programs come first and are divided among multiprocessors as if
+they were alone. Behind them come as many programs as there is room for, which only compute A x. The product's programs
+compute, after their tiles, whatever would take those programs longer than a tile.
 """
 
 from __future__ import annotations
@@ -31,12 +31,12 @@ from quire.compute.kernels.triton.linear.linear import config_for, linear
 from quire.compute.kernels.triton.lora import lora_shrink, scratch_of_splits, store_split_sum
 
 _MAX_ROWS = 64
-"""With more rows A x takes more time."""
+"""The maximum number of rows; with more, A x takes more time."""
 _MAX_TILES = 128
-"""More tiles than _MAX_ROWS rows can have, whose slots a program reads at once."""
+"""The maximum number of tiles whose slots a program reads at once; _MAX_ROWS rows have fewer."""
 _BLOCK_R = 16
 _MAX_SPLITS = 8
-"""The most parts of the columns of A x; adding up more takes longer than they save."""
+"""The maximum number of parts of the columns of A x; adding up more takes longer than they save."""
 _RESERVED = 1024
 """Bytes of shared memory that each program takes in addition."""
 _THREADS = 2048
@@ -46,7 +46,7 @@ _THREADS = 2048
 def linear_and_shrink(
     x: Tensor, packed: Tensor, bias: Tensor | None, weights: LowRankWeights, tiles: Tiles
 ) -> tuple[Tensor, Tensor]:
-    """x is contiguous, and the rank is a multiple of 16."""
+    """Implement reference/lora.py's `linear_and_shrink`; x is contiguous, and the rank is a multiple of 16."""
     config = config_for(x, packed, gate=False)
     if isinstance(config, GemmConfig) and len(x) <= _MAX_ROWS and 0 < len(tiles.rows) <= _MAX_TILES:
         device, count = x.device, tiles_of(len(x), len(packed), config)
@@ -91,12 +91,12 @@ def gemm_and_shrink(
 def room_beside(config: GemmConfig, count: int, memory: int, tiles: int, element: int) -> int:
     """Return how many programs fit beside a product's last wave, at most one on each multiprocessor.
 
-    They run from the start, because dependents start only once the last program has begun.
+    The programs run from the start, because dependents start only once the last program has begun.
 
     Args:
         config: The product's config.
-        count, memory: The multiprocessors, and the bytes of shared memory that a program may have.
-        tiles: The product's tiles.
+        count, memory: The number of multiprocessors, and the bytes of shared memory that a program may have.
+        tiles: The number of the product's tiles.
         element: Bytes of an element.
     """
     each = config.stages * (config.block_m + config.block_n) * config.block_k * element
@@ -126,8 +126,8 @@ def _tile_and_shrink_kernel(
     """Compute a tile of the product, or none, and this program's part of A x.
 
     Dependents start when all kernels before this one have ended, because they read which rows have which adapter before
-    they wait, and a step's first product comes only a few small kernels behind the kernel that writes this. For the
-    same reason it is read here behind the wait.
+    they wait, and a step's first product comes only a few small kernels after the one that writes this. For the same
+    reason, this kernel reads it after its own wait.
     """
     program = tl.program_id(0)
     shared = product_tiles * splits
@@ -206,7 +206,7 @@ def _shrink_loop(
 ):  # fmt: skip
     """Compute `gemm_loop` of a small tile [BLOCK_T, BLOCK_R] fp32, with a step's columns in PARTS, one for each warp.
 
-    Warps could share nothing else of so small a tile, and its products would wait for each other.
+    Warps can share nothing else of such a small tile; without the parts, its products would wait for each other.
     """
     EACH: tl.constexpr = BLOCK_C // PARTS
     column = tl.arange(0, PARTS)[:, None, None] * EACH + tl.arange(0, EACH)[None, None, :]

@@ -1,6 +1,6 @@
-"""A low-rank update, what it is added to, and the norm behind it, row by row.
+"""Computes a low-rank update, the sum that it belongs to, and the following norm, row by row.
 
-Behind a product of few rows a launch takes as long as B A x. A program of the norm has one row; it reads B of that
+Behind a product of few rows, a launch takes as long as B A x. Each program of the norm has one row. It reads B of that
 row's adapter, mostly from the cache, while the product ends, and keeps it in registers.
 """
 
@@ -17,9 +17,9 @@ from quire.compute.kernels.triton.lora import lora_expand, scaled_outputs, scali
 from quire.compute.kernels.triton.norm import PER_THREAD, program_shape, rms_norm, rms_normed
 
 _MAX_ROWS = 64
-"""The most rows; more rows that share an adapter read it less often in tiles."""
+"""The maximum number of rows; more rows that share an adapter read it less often in tiles."""
 _MAX_B = 65_536
-"""Elements of B that a program keeps in registers."""
+"""The maximum number of B's elements that a program keeps in registers."""
 _BLOCK_R = 16
 
 
@@ -27,7 +27,10 @@ def lora_rms_norm(
     low: Tensor, weights: LowRankWeights, tiles: Tiles, x: Tensor, weight: Tensor, eps: float, out: Tensor,
     delta: Tensor,
 ) -> None:  # fmt: skip
-    """All are contiguous; the product that made delta was launched as for `lora_expand` of lora.py."""
+    """Implement reference/lora.py's `lora_rms_norm`; all tensors are contiguous.
+
+    The product that made delta was launched as for `lora_expand` of lora.py.
+    """
     rows, width = x.shape
     block, _, warps = program_shape(width, 1, PER_THREAD)
     if rows > _MAX_ROWS or block * _BLOCK_R > _MAX_B:

@@ -1,19 +1,18 @@
-"""Attention of many rows of one token on Hopper: programs of one warp that stay, and read ahead across ends of splits.
+"""Decode attention for many rows on Hopper, by persistent one-warp programs that prefetch across splits.
 
-It computes the same as `_decode_attention_split_kv`, of the same splits, and reads as much: keys and values once,
-which is 2 · context · kv_heads · d elements a row. With many rows most splits are short, some hundred positions.
-Programs of their own would begin by looking up a line, then block ids, then waiting for its first keys, and end with
-nothing on its way from memory. Here a grid of as many programs as the GPU holds takes split after split. While one
-tile is multiplied the next two are on their way, of the same split or of the one after it, whose line and block ids
-were asked for one step sooner: reading never pauses.
+The results, the splits and the reads are those of `_decode_attention_split_kv`: keys and values are read once, 2 ·
+context · kv_heads · d elements for each row. With many rows most splits are short, some hundred positions. If each
+split had a program, it would begin by looking up a line, then block ids, then waiting for its first keys, and end with
+nothing on its way from memory. Here a grid of as many programs as the GPU holds takes split after split. While one tile
+is multiplied, the next two are on their way, from the same split or the next one, whose line and block ids were
+requested one step sooner, so reading never pauses.
 
-A program is one warp. No warp waits for another, and the 16 rows that the matrix units take at least are query heads of
-one KV head. A unit of work is a split and a KV head; a program's units are a grid apart. What several splits of a row
-leave is merged as in decode_split_kv.py, by the last program to end, in the order of splits: the result does not depend
-on who was last.
+A program is one warp, so no warp waits for another. The matrix units take at least 16 rows, which are query heads of
+one KV head. A unit of work is a split and a KV head; a program's units are a grid apart. The last program of a row to
+end merges its splits in their order, as in decode_split_kv.py, so the result does not depend on which program is last.
 
-Caches of 8-bit elements are read as pairs of them, so that all of this stays as it is, with half of the bytes and more
-programs; see eight_bit_operands.py for how they are multiplied.
+Caches of 8-bit elements are read as pairs, so the same scheme works with half of the bytes and more programs; see
+eight_bit_operands.py for how they are multiplied.
 """
 
 from __future__ import annotations
@@ -45,37 +44,38 @@ from quire.compute.kernels.triton.launching.launch import fast_launch, next_powe
 barrier = getattr(gl, "barrier", None) or gl.thread_barrier
 
 MANY_ROWS = 64
-"""The number of rows from which this kernel beats a program for each split: measured on an H200, amid a layer."""
+"""The number of rows from which this kernel beats one program for each split, measured within a layer on an H200."""
 MANY_ROWS_8_BIT = 4
-"""The number of rows from which this kernel is the faster one for caches of 8-bit elements.
+"""The number of rows from which this kernel is used for caches of 8-bit elements.
 
-With 8 rows it is faster, with one row of a short context it is slower. It is also faster where other kernels run beside
+It is faster with 8 rows, and slower with one row of a short context. It is also faster where other kernels run beside
 it, which `rows` = 0 says (see the reference's decode_attention).
 """
 _PROGRAMS, _PROGRAMS_8_BIT = 4, 8
-"""Programs of a multiprocessor: as many as have room for their tiles.
+"""Programs for each multiprocessor: as many as have room for their tiles.
 
-With 8-bit elements only half as many run where each would have a single unit, since reading pauses between programs.
+With 8-bit elements only half as many run if each would have a single unit, since reading pauses between programs.
 """
 _STAGES = 3
 """Tiles that a program holds: it multiplies one while the others are on their way."""
 _TILE = 4096
 """Elements in a tile of keys, and in one of values: 8 KiB each, or 4 KiB in a cache of 8-bit elements."""
 _MAX_BLOCKS = 4
-"""The most cache blocks that a tile may span."""
+"""The maximum number of cache blocks that a tile may span."""
 _SUMS = 512
-"""Sums of values that the last program of a row reads of each split at a time: half of its threads' registers."""
+"""Sums of values that a row's last program reads from each split at a time; they fill half of its threads'
+registers."""
 _DTYPES = (torch.bfloat16, torch.float16)
 _KINDS = {torch.float8_e4m3fn: "e4m3", torch.float8_e5m2: "e5m2", torch.int8: "int8"}
-"""The dtypes of caches of 8-bit elements, and their names in the kernel."""
+"""The names in the kernel for the dtypes of 8-bit caches."""
 
 
 def serves_large_batch(q: Tensor, keys: Tensor, rows: int) -> bool:
-    """Whether the kernel exists for such operands, and is the fastest.
+    """Whether the kernel supports these operands and is the fastest for them.
 
     Args:
-        q, keys: See the reference's decode_attention.
-        rows: How many rows the step has at most; 0 where other kernels run beside this one.
+        q, keys: As in the reference's decode_attention.
+        rows: The maximum number of rows in the step; 0 where other kernels run beside this one.
     """
     _, block_size, kv_heads, d = keys.shape
     narrow = keys.dtype in _KINDS
@@ -91,7 +91,7 @@ def serves_large_batch(q: Tensor, keys: Tensor, rows: int) -> bool:
 
 
 def supports_blocks(block_size: int, d: int) -> bool:
-    """Whether tiles are made of a few whole blocks, or lie within one."""
+    """Whether tiles consist of a few whole blocks, or lie within one."""
     tile = _TILE // d
     if block_size % tile == 0:
         return True
@@ -104,7 +104,7 @@ def decode_attention_large_batch(
     """Compute attention of one query token for each row; arguments as in reference/paged_attention.py.
 
     All tensors but the block table are contiguous and begin at 16-byte addresses. Splits begin at multiples of whole
-    tiles, as `keys_of_tile` in decode_split_kv.py has them.
+    tiles (`keys_of_tile` in decode_split_kv.py).
     """
     keys, values, scales = kv
     _, block_size, kv_heads, d = keys.shape
@@ -141,7 +141,10 @@ def _decode_attention_large_batch(
     GROUP_BLOCK: gl.constexpr, D: gl.constexpr, BLOCK_SIZE: gl.constexpr, COLUMNS: gl.constexpr, TILE: gl.constexpr,
     STAGES: gl.constexpr, COLUMNS_MERGED: gl.constexpr, OVERLAP: gl.constexpr,
 ):  # fmt: skip
-    """Every so many units. Splits that do not exist stand behind all others: the first of them ends a program."""
+    """Compute every n-th unit, where n is the number of programs.
+
+    Splits that do not exist come after all others: the first of them ends a program.
+    """
     release_dependents(OVERLAP)
     mma: gl.constexpr = gl.NVMMADistributedLayout([2, 0], [1, 1], [16, 8])
     swizzled: gl.constexpr = gl.SwizzledSharedLayout(8, 1, 8, [1, 0])

@@ -1,4 +1,4 @@
-"""How the last program of a row in decode_large_batch.py merges what the row's splits have left, in their order."""
+"""Merges the results of a row's splits, in their order, for decode_large_batch.py."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 
 _MERGED = gl.constexpr(8)
-"""Splits that are read at a time."""
+"""The number of splits that are read at a time."""
 
 
 @gluon.jit
@@ -14,7 +14,10 @@ def merge_kv_splits(
     outputs, sums, first, count, head, result,
     HEADS: gl.constexpr, GROUP: gl.constexpr, GROUP_BLOCK: gl.constexpr, D: gl.constexpr, WIDTH: gl.constexpr,
 ):  # fmt: skip
-    """A row's splits, WIDTH columns after WIDTH columns. What others wrote is read past the nearest cache."""
+    """Merge a row's splits, WIDTH columns at a time.
+
+    Other programs' results are read past the multiprocessor's own cache, which may hold older values.
+    """
     lanes: gl.constexpr = min(WIDTH // 4, 32)
     layout: gl.constexpr = gl.BlockedLayout([1, 1, 4], [1, 32 // lanes, lanes], [1, 1, 1], [2, 1, 0])
     of_sums: gl.constexpr = gl.SliceLayout(2, layout)

@@ -1,7 +1,7 @@
-"""How programs of decode_large_batch.py read ahead: tile after tile of a split, and on into the next split.
+"""Prefetches tiles for decode_large_batch.py, through a split and on into the next one.
 
-What is read next is a tuple that the kernel's loop carries: a unit, where in its split, the ids of the tile's blocks,
-the split, and the one after it.
+The kernel's loop carries a tuple that says what to read next: a unit, the position in its split, the ids of the tile's
+blocks, the split, and the next split.
 """
 
 from __future__ import annotations
@@ -17,9 +17,11 @@ ask_for = getattr(async_copy, "async_load", None) or async_copy.async_copy_globa
 
 @gluon.jit
 def load_split(lines, unit, KV_HEADS: gl.constexpr, COLUMNS: gl.constexpr, TILE: gl.constexpr):
-    """A unit's split: token, slot, first position, end, the first position that is seen, the row's first split and its
-    number of splits. That is 0 where there is none; what else stands in such a line may be anything. A window may begin
-    behind the split's first tiles: a tile of which nothing is seen has no highest score.
+    """Return a unit's split: token, slot, first position, end, the first position that is seen, the row's first split
+    and its number of splits.
+
+    The number is 0 where there is no split; the other entries are then undefined. A window may begin behind the split's
+    first tiles: a tile of which nothing is seen has no highest score.
     """
     splits, units, _ = lines
     own = splits + gl.minimum(unit, units - 1) // KV_HEADS * COLUMNS  # all of it is asked for at once: volatile
@@ -36,7 +38,8 @@ def load_split(lines, unit, KV_HEADS: gl.constexpr, COLUMNS: gl.constexpr, TILE:
 
 @gluon.jit
 def first_read(lines, unit, line, tables, shape: gl.constexpr, COLUMNS: gl.constexpr):
-    """What is read first: a unit, where in its split, the ids of the tile's blocks, the split, and the one after it."""
+    """Return what to read first: a unit, the position in its split, the ids of the tile's blocks, the split, and the
+    next."""
     KV_HEADS: gl.constexpr = shape[0]
     TILE: gl.constexpr = shape[3]
     block_table, block_table_stride = tables
@@ -49,7 +52,7 @@ def first_read(lines, unit, line, tables, shape: gl.constexpr, COLUMNS: gl.const
 
 @gluon.jit
 def prefetch_tile(ahead, lines, tables, caches, into, shape: gl.constexpr, COLUMNS: gl.constexpr):
-    """Ask for a tile, if there is one more; what is read after it."""
+    """Request the next tile, if there is one, and return what to read after it."""
     KV_HEADS: gl.constexpr = shape[0]
     TILE: gl.constexpr = shape[3]
     block_table, block_table_stride = tables
@@ -72,7 +75,7 @@ def prefetch_tile(ahead, lines, tables, caches, into, shape: gl.constexpr, COLUM
 
 @gluon.jit
 def _block_ids(blocks, at, end, shape: gl.constexpr):
-    """Of the tile's blocks, four; where the split ends sooner, the last one's again."""
+    """Return four block ids of the tile; where the split ends sooner, the last id is repeated."""
     BLOCK_SIZE: gl.constexpr = shape[2]
     NUMBER: gl.constexpr = shape[3] // BLOCK_SIZE
     number, last = at // BLOCK_SIZE, (end - 1) // BLOCK_SIZE
@@ -88,7 +91,8 @@ def _block_ids(blocks, at, end, shape: gl.constexpr):
 
 @gluon.jit
 def _copy_tile_async(caches, ids, at, seen_from, end, kv_head, into, shape: gl.constexpr):
-    """Ask for a tile of keys and values, 16 bytes a thread at a time. What is not seen is not read: it becomes 0."""
+    """Request a tile of keys and values, 16 bytes for each thread at a time; positions that are not seen become 0,
+    unread."""
     keys, values, k, v = caches
     KV_HEADS: gl.constexpr = shape[0]
     D: gl.constexpr = shape[1]  # in words of 16 bits

@@ -1,4 +1,5 @@
-"""The two matrix products of decode_large_batch.py, of operands in 16 bits, or in 8 bits that become fp16 (KIND)."""
+"""Computes the two matrix products of decode_large_batch.py, with 16-bit operands or 8-bit ones that become fp16
+(KIND)."""
 
 from __future__ import annotations
 
@@ -9,7 +10,7 @@ from triton.experimental.gluon.language.nvidia.hopper import mma_v2
 from quire.compute.kernels.triton.attention.eight_bit_operands import halves_of_pairs, halves_of_queries
 
 M = gl.constexpr(16)
-"""Query heads of a product, of which those of a KV head exist."""
+"""Rows of a product: the query heads of a KV head, padded."""
 
 
 @gluon.jit
@@ -18,7 +19,7 @@ def load_queries(
     HEADS: gl.constexpr, KV_HEADS: gl.constexpr, GROUP: gl.constexpr, WORDS: gl.constexpr, KIND: gl.constexpr,
     dtype: gl.constexpr, mma: gl.constexpr,
 ):  # fmt: skip
-    """Operands of the unit's token and KV head, one or two, and what their products are to be multiplied with."""
+    """Return one or two operands with the queries of the unit's token and KV head, and the factor of their products."""
     left: gl.constexpr = gl.DotOperandLayout(0, mma, 2)
     own, column = gl.arange(0, M, gl.SliceLayout(1, left)), gl.arange(0, WORDS, gl.SliceLayout(0, left))
     token, _, _, _, _, _, count = line
@@ -35,7 +36,7 @@ def load_queries(
 
 @gluon.jit
 def products_with_keys(x, keys, TILE: gl.constexpr, KIND: gl.constexpr, mma: gl.constexpr):
-    """[M, TILE] of operands of queries, and keys in shared memory."""
+    """Return [M, TILE], the products of query operands and keys in shared memory."""
     found = keys.permute((1, 0)).load(gl.DotOperandLayout(1, mma, 2))
     nothing = gl.zeros([M, TILE], gl.float32, mma)
     if KIND != "":
@@ -48,7 +49,7 @@ def products_with_keys(x, keys, TILE: gl.constexpr, KIND: gl.constexpr, mma: gl.
 
 @gluon.jit
 def no_total(WORDS: gl.constexpr, KIND: gl.constexpr, mma: gl.constexpr):
-    """Sums of values: one tensor, or two halves."""
+    """Return zero sums of values: one tensor, or two halves."""
     total = gl.zeros([M, WORDS], gl.float32, mma)
     if KIND != "":
         totals = (total, total)
@@ -59,7 +60,7 @@ def no_total(WORDS: gl.constexpr, KIND: gl.constexpr, mma: gl.constexpr):
 
 @gluon.jit
 def with_values(total, weight, values, shrink, KIND: gl.constexpr, dtype: gl.constexpr, mma: gl.constexpr):
-    """The sums with a tile of values in shared memory."""
+    """Return the sums with a tile of values from shared memory added."""
     found = values.load(gl.DotOperandLayout(1, mma, 2))
     left: gl.constexpr = gl.DotOperandLayout(0, mma, 2)
     if KIND != "":
@@ -75,7 +76,7 @@ def with_values(total, weight, values, shrink, KIND: gl.constexpr, dtype: gl.con
 
 @gluon.jit
 def joined(total, KIND: gl.constexpr, D: gl.constexpr):
-    """[M, D], its columns in their order."""
+    """Return the sums as [M, D], with the columns in their order."""
     if KIND != "":
         made = gl.reshape(gl.join(total[0], total[1]), [M, D])
     else:

@@ -1,14 +1,14 @@
-"""Decode attention over the paged cache with split KV (flash decoding; Dao et al. 2023).
+"""Computes decode attention over the paged cache with split KV (flash decoding; Dao et al. 2023).
 
-One query reads its whole context once, 2 · context · kv_heads · d elements, and computes next to nothing with it: the
-time is that of reading, so every multiprocessor must read all the time. Contexts are therefore split into about as many
-equal splits as programs run at once, whatever the mix of lengths; the grid depends on the number of rows alone. A
-program takes a split of one row and one KV head, whose query heads share what it reads: they are the rows of its matrix
-products. Of a row's splits, the last program to end merges all, in their order: the result does not depend on who was
-last.
+One query reads its whole context once, 2 · context · kv_heads · d elements, and computes next to nothing with it.
+Reading takes all the time, so every multiprocessor must read all the time. Contexts are therefore divided into about as
+many equal splits as programs run at once, for any mix of lengths; the grid depends on the number of rows alone. A
+program takes a split of one row and one KV head, whose query heads share what it reads and are the rows of its matrix
+products. The last of a row's programs to end merges all splits in their order, so the result does not depend on which
+program is last.
 
-`plan_kv_splits` is one small kernel a step, since only the device knows lengths. With many rows,
-decode_large_batch.py takes the same splits where its kernel exists.
+`plan_kv_splits` is one small kernel in each step, since only the device knows lengths. With many rows,
+decode_large_batch.py takes the same splits where it supports the operands.
 """
 
 from __future__ import annotations
@@ -31,11 +31,11 @@ from quire.compute.kernels.triton.launching.device_properties import multiproces
 from quire.compute.kernels.triton.launching.launch import fast_launch, next_power_of_2
 
 _MERGED = 8
-"""Splits that the last program reads at a time."""
+"""The number of splits that the last program reads at a time."""
 _PROGRAMS = 4
-"""Of a multiprocessor at once; see tuning/h200/tune_attention.py."""
+"""Programs of a multiprocessor at once; tuning/h200/tune_attention.py measures it."""
 MIN_SPLIT_TILES = 2
-"""Tiles of a split where a context has more: shorter ones take longer to merge than they save."""
+"""The minimum tiles of a split, where a context has more: shorter splits take longer to merge than they save."""
 _LONGEST = 2**31 - 1
 
 
@@ -44,9 +44,9 @@ class _Shape:
     """How the work is divided into programs.
 
     Attributes:
-        keys: Of a tile.
-        warps: Of a program.
-        stages: Tiles in work or on their way. The table's loads count too, for half of them.
+        keys: The keys of a tile.
+        warps: The warps of a program.
+        stages: Tiles that are multiplied or on their way. Loads of block ids count as half of them.
     """
 
     keys: int
@@ -56,7 +56,6 @@ class _Shape:
 
 @functools.cache
 def _shape(d: int, item: int) -> _Shape:
-    """By the width of a head and the bytes of an element."""
     if item == 4:
         return _Shape(keys=32, warps=8, stages=3)
     if d > 128:
@@ -65,18 +64,21 @@ def _shape(d: int, item: int) -> _Shape:
 
 
 def keys_of_tile(d: int, item: int) -> int:
-    """Where splits may begin: at multiples of this."""
+    """Return the number of keys in a tile; splits begin at multiples of it."""
     return _shape(d, item).keys
 
 
 def kv_splits_at_once(kv_heads: int, device: torch.device) -> int:
-    """As many as programs take in one round."""
+    """Return how many splits the device computes in one round of programs."""
     return -(-_PROGRAMS * multiprocessors(device) // kv_heads)
 
 
 def kv_splits_for(rows: int, at_once: int) -> int:
-    """Room for splits of so many rows: one each and as many more as fill the device if there is one row; but as nearly
-    as can be so many that programs run in whole rounds, since a last round of few leaves most of the device idle.
+    """Return the maximum number of splits for this many rows: one for each, and as many more as fill the device for one
+    row.
+
+    The number is chosen so that programs run in whole rounds as nearly as possible, since a last round of few programs
+    leaves most of the device idle.
     """
     return max(rows, round((rows + at_once) / at_once) * at_once)
 
@@ -84,7 +86,7 @@ def kv_splits_for(rows: int, at_once: int) -> int:
 def plan_kv_splits(
     rows: PagedRows, decode: DecodeRows | None, mask: Mask, splits: Tensor, tile: int, at_once: int, min_tiles: int = 1
 ) -> None:
-    """Arguments as in reference/paged_attention.py; all are contiguous."""
+    """Implement reference/paged_attention.py's `plan_kv_splits`; all tensors are contiguous."""
     numbers, tokens = decode or (None, None)
     count = len(rows.slots) if numbers is None else len(numbers)
     window = _LONGEST if mask.window is None else mask.window
@@ -107,7 +109,7 @@ def _plan_kv_splits(
     TILE: tl.constexpr, MIN_SPLIT_TILES: tl.constexpr, SPLIT_OVERHEAD_TILES: tl.constexpr, ROWS: tl.constexpr,
     COLUMNS: tl.constexpr, OVERLAP: tl.constexpr,
 ):  # fmt: skip
-    """One program; every row is a lane."""
+    """Plan all splits in one program, with a lane for each row."""
     release_dependents(OVERLAP)
     lane = tl.arange(0, ROWS)
     inside = lane < rows
@@ -147,7 +149,7 @@ def _plan_kv_splits(
 
 @triton.jit
 def _tiles_per_split(tiles, room, MIN_SPLIT_TILES: tl.constexpr):
-    """Tiles a split, as few as leave no more splits than there is room for."""
+    """Return the fewest tiles in a split that leave no more splits than there is room for."""
     low = MIN_SPLIT_TILES
     high = tl.maximum(tl.max(tiles, 0), MIN_SPLIT_TILES)
     while low < high:
@@ -170,7 +172,7 @@ def decode_attention(
     q: Tensor, kv: PagedKV, block_table: Tensor, splits: Tensor, partials: DecodePartials, scores: Scores, out: Tensor,
     rows: int | None = None,
 ) -> None:  # fmt: skip
-    """Arguments as in reference/paged_attention.py; all but the block table are contiguous."""
+    """Implement reference/paged_attention.py's `decode_attention`; all tensors but the block table are contiguous."""
     keys, values, scales = kv
     assert all(map(Tensor.is_contiguous, (q, keys, values, splits, out)))
     assert splits.shape[0] <= partials.outputs.shape[0]
@@ -201,7 +203,10 @@ def _decode_attention_split_kv(
     M: tl.constexpr, D: tl.constexpr, D_BLOCK: tl.constexpr, BLOCK_SIZE: tl.constexpr, COLUMNS: tl.constexpr,
     TILE: tl.constexpr, MERGED: tl.constexpr, STAGES: tl.constexpr, OVERLAP: tl.constexpr,
 ):  # fmt: skip
-    """One split and one KV head; `own` are its query heads, M of them, as products want it, of which GROUP exist."""
+    """Compute one split and one KV head.
+
+    `own` are the KV head's query heads, padded to the M rows of a product, of which GROUP exist.
+    """
     release_dependents(OVERLAP)
     split, kv_head = tl.program_id(0) // KV_HEADS, tl.program_id(0) % KV_HEADS
     own, column, lane = tl.arange(0, M), tl.arange(0, D_BLOCK), tl.arange(0, TILE)
@@ -265,7 +270,10 @@ def _merge_kv_splits(
     HEADS: tl.constexpr, GROUP: tl.constexpr, GROUP_BLOCK: tl.constexpr, D: tl.constexpr, D_BLOCK: tl.constexpr,
     MERGED: tl.constexpr,
 ):  # fmt: skip
-    """[GROUP_BLOCK, D_BLOCK] of a row's splits, MERGED at a time. What others wrote is read past the nearest cache."""
+    """Return [GROUP_BLOCK, D_BLOCK], the merged splits of a row, read MERGED at a time.
+
+    Other programs' results are read past the multiprocessor's own cache, which may hold older values.
+    """
     number, own, column = tl.arange(0, MERGED), tl.arange(0, GROUP_BLOCK), tl.arange(0, D_BLOCK)
     highest = tl.full((GROUP_BLOCK,), float("-inf"), tl.float32)
     weights = tl.zeros((GROUP_BLOCK,), tl.float32)

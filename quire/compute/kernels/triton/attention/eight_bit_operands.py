@@ -1,10 +1,10 @@
-"""Operands of the tensor cores from caches of 8-bit elements, in Gluon: everything becomes fp16, which holds each of
-them exactly, not-a-numbers included.
+"""Makes fp16 operands for the tensor cores from caches of 8-bit elements, in Gluon.
 
-Elements are read as pairs, words of 16 bits, which `ldmatrix` hands out as it does those of bf16, also across rows.
-A register then has two elements of each of two places. Split into the first of each pair and the second, it makes two
-operands of half as many columns: scores are the sum of both products, sums of values are two halves, whose columns
-alternate. Queries in bf16 are scaled by a power of two, row by row, to where fp16 is exact.
+fp16 holds every 8-bit element exactly, including NaN. Elements are read as pairs, words of 16 bits, which `ldmatrix`
+distributes as it does bf16 values, also across rows. A register then has two elements of each of two places. Split into
+the first and the second element of each pair, it makes two operands of half as many columns: scores are the sum of both
+products, and sums of values are two halves whose columns alternate. Queries in bf16 are scaled by a power of two for
+each row, to the range where fp16 is exact.
 """
 
 from __future__ import annotations
@@ -46,10 +46,11 @@ _INT8 = gl.constexpr("""
 
 @gluon.jit
 def halves_of_pairs(pairs, KIND: gl.constexpr):
-    """The first and the second elements of int16 pairs, fp16 in the same layout, which has pairs of words in registers.
+    """Return the first and the second elements of int16 pairs as fp16, in a layout that has pairs of words in
+    registers.
 
     Args:
-        KIND: Of elements: e4m3, e5m2 or int8.
+        KIND: The type of the elements: e4m3, e5m2 or int8.
     """
     gl.static_assert(KIND == "e4m3" or KIND == "e5m2" or KIND == "int8")
     if KIND == "e4m3":
@@ -70,8 +71,9 @@ def _split(pairs, CODE: gl.constexpr):
 
 @gluon.jit
 def halves_of_queries(pairs, dtype: gl.constexpr):
-    """The first and the second of pairs [rows, pairs] of queries in this dtype, int32: fp16, and what each row of them
-    is to be multiplied with.
+    """Return the first and the second elements of query pairs [rows, pairs] int32 as fp16, and the factor of each row.
+
+    `dtype` is the type of the queries in the pairs.
     """
     if dtype == gl.float16:
         first = (pairs & 0xFFFF).to(gl.int16).to(gl.float16, bitcast=True)

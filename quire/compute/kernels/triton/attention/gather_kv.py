@@ -1,7 +1,7 @@
-"""Contexts out of the paged cache into contiguous memory, where long attention reads them at full speed.
+"""Copies contexts from the paged cache to contiguous memory, where long attention reads them at full speed.
 
-A token costs 4 · kv_heads · d elements of traffic, half of it writing: nothing beside the products of several hundred
-queries with it. A program copies a few tokens of all heads, which lie together in both places.
+A token costs 4 · kv_heads · d elements of traffic, half of it writes, which is little beside the products of several
+hundred queries with it. A program copies a few tokens of all heads, which lie together in both places.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ from quire.compute.kernels.triton.launching.dependent_launch import can_overlap,
 from quire.compute.kernels.triton.launching.launch import fast_launch
 
 _TOKENS, _COLUMNS = 16, 512
-"""Of a program at a time."""
+"""Tokens and columns that a program copies at a time."""
 
 
 def gather_kv(kv: PagedKV, block_table: Tensor, slots: Tensor, chunks: GatherChunks, k: Tensor, v: Tensor) -> None:
-    """Arguments as in reference/paged_attention.py; all but the block table are contiguous."""
+    """Implement reference/paged_attention.py's `gather_kv`; all tensors but the block table are contiguous."""
     keys, values, scales = kv
     _, block_size, kv_heads, d = keys.shape
     number = len(chunks.rows)

@@ -1,4 +1,4 @@
-"""Which keys a query sees: the one place where attention kernels find it. It is always one range of positions.
+"""Says which keys a query sees, for all attention kernels: always one range of positions.
 
 A kernel gets the reference's `Mask` as `window`, which may be any number where WINDOWED is False.
 """
@@ -11,9 +11,9 @@ import triton.language as tl
 
 @triton.jit
 def visible_range(first, end, window, WINDOWED: tl.constexpr):
-    """The keys that queries at positions `first` to `end` - 1 see together: where they begin and end.
+    """Return the begin and end of the keys that queries at positions `first` to `end` - 1 see together.
 
-    With tensors it is one range for each of their elements.
+    With tensors, there is one range for each of their elements.
     """
     if WINDOWED:
         begin = tl.maximum(first + 1 - window, 0)
@@ -24,7 +24,7 @@ def visible_range(first, end, window, WINDOWED: tl.constexpr):
 
 @triton.jit
 def tile_mask(key, begin, end, WINDOWED: tl.constexpr):
-    """Which keys are seen, by their positions, of a visible range from `begin` to `end`. Without a window, all begin at
+    """Whether keys at these positions are in a visible range from `begin` to `end`; without a window, ranges begin at
     0."""
     seen = key < end
     if WINDOWED:

@@ -1,10 +1,10 @@
-"""Attention of rows of several tokens over the paged cache, tile by tile of queries (Dao et al. 2022, 2023).
+"""Computes prefill attention over the paged cache, tile by tile of queries (Dao et al. 2022, 2023).
 
-A program takes some query tokens of one row and one KV head with all its query heads: they are the M rows of its
-products, so that a short chunk fills them too. It reads the row's context through the block block_table, in tiles of
-keys, and keeps a running softmax. A tile of m rows over a context of n costs 4 · m · n · d operations, half of that
-where the context is the row's own, and reads 2 · n · d elements, mostly from the second cache. Of the grid, a tile's KV
-heads stand together: the tiles that take longest begin first, and those of padding last.
+A program takes some query tokens of one row, and one KV head with all its query heads. Together they are the M rows of
+its products, so that short chunks fill them too. The program reads the row's context through the block table, in tiles
+of keys, and keeps a running softmax. A tile of m rows over a context of n costs 4 · m · n · d operations, half of that
+where the context is the row's own, and reads 2 · n · d elements, mostly from the L2 cache. A tile's KV heads are
+neighbours in the grid, so the longest tiles begin first and padding comes last.
 """
 
 from __future__ import annotations
@@ -36,10 +36,10 @@ class TileShape:
         rows: Rows of the matrix products.
         keys: Keys in a tile.
         warps: Warps of a program.
-        stages: Tiles in work or on their way. The table's loads count too, for half of them.
-        ahead: Stages more where tiles' keys are split (prefill_split_kv.py): then there are few programs, and with one
-            on a multiprocessor, nothing else is done while keys are on their way.
-        at_once: Programs of a multiprocessor that take splits, as far as registers and shared memory go.
+        stages: Tiles that are multiplied or on their way. Loads of block ids count as half of them.
+        ahead: Additional stages where tiles' keys are split (prefill_split_kv.py): then there are few programs, and a
+            multiprocessor with one program does nothing else while keys are on their way.
+        at_once: Programs of a multiprocessor that take splits, within the limits of registers and shared memory.
     """
 
     rows: int
@@ -79,8 +79,10 @@ def queries_of_tile(d: int, item: int, group: int, device: torch.device) -> int:
 def prefill_attention(
     q: Tensor, kv: PagedKV, rows: PagedRows, tiles: QueryTiles, queries: int, mask: Mask, scores: Scores, out: Tensor
 ) -> None:
-    """Arguments as in reference/paged_attention.py; `queries` is that of `queries_of_tile`. All but the block table are
-    contiguous."""
+    """Implement reference/paged_attention.py's `prefill_attention`; all tensors but the block table are contiguous.
+
+    `queries` comes from `queries_of_tile`.
+    """
     keys, values, scales = kv
     block_table, slots, starts, counts = rows
     tile_rows, tile_offsets, first_tokens = tiles
@@ -114,7 +116,7 @@ def _prefill_attention(
     QUERIES: tl.constexpr, D: tl.constexpr, D_BLOCK: tl.constexpr, BLOCK_SIZE: tl.constexpr, M: tl.constexpr,
     N: tl.constexpr, STAGES: tl.constexpr, OVERLAP: tl.constexpr,
 ):  # fmt: skip
-    """Row m of the products is query m // GROUP of the tile, head m % GROUP of the KV head's."""
+    """Compute a tile and a KV head; row m of the products is query m // GROUP, and head m % GROUP of the KV head's."""
     release_dependents(OVERLAP)
     kv_head, tile = tl.program_id(0), tl.program_id(1)
     m, column, lane = tl.arange(0, M), tl.arange(0, D_BLOCK), tl.arange(0, N)
@@ -145,8 +147,10 @@ def attention_over_keys(
     D: tl.constexpr, D_BLOCK: tl.constexpr, BLOCK_SIZE: tl.constexpr, M: tl.constexpr, N: tl.constexpr,
     STAGES: tl.constexpr,
 ):  # fmt: skip
-    """Highest scores and sums of weights [M], and sums of values [M, D_BLOCK], of queries x at these positions, over
-    keys from `begin`, a multiple of N, to `stop`. Together they see what is from `seen_from` to `end`.
+    """Return the highest scores and sums of weights [M], and sums of values [M, D_BLOCK], of queries x over some keys.
+
+    The keys are those from `begin`, a multiple of N, to `stop`. Together the queries see keys from `seen_from` to
+    `end`.
     """
     first_key, end_of_keys = visible_range(position, position + 1, window, WINDOWED)
     if WINDOWED:
@@ -175,7 +179,7 @@ def _load_kv_tile(
     keys, values, blocks, position, kv_head, column,
     KV_HEADS: tl.constexpr, D: tl.constexpr, D_BLOCK: tl.constexpr, BLOCK_SIZE: tl.constexpr,
 ):  # fmt: skip
-    """Keys and values [positions, D_BLOCK] through the block table."""
+    """Return keys and values [positions, D_BLOCK], read through the block table."""
     block = tl.load(blocks + position // BLOCK_SIZE)
     where = ((block * BLOCK_SIZE + position % BLOCK_SIZE) * (KV_HEADS * D) + kv_head * D)[:, None] + column[None, :]
     if D < D_BLOCK:
@@ -188,7 +192,7 @@ def _load_kv_tile(
 
 @triton.jit
 def _online_softmax(score, v, highest, weights, total, MAY_SEE_NOTHING: tl.constexpr):
-    """One more tile of scores and values in the running softmax."""
+    """Add a tile of scores and values to the running softmax."""
     new_highest = tl.maximum(highest, tl.max(score, 1))
     basis = new_highest
     if MAY_SEE_NOTHING:

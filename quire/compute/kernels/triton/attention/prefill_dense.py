@@ -1,18 +1,18 @@
-"""Attention of long prompts on Hopper: matrix products all the time (Shah et al. 2024, FlashAttention-3).
+"""Computes attention of long prompts on Hopper with busy matrix units (Shah et al. 2024, FlashAttention-3).
 
-4 · d operations for each pair of a query and a key it sees, at about two thirds of what the GPU's matrix units can do:
-they wait for nothing else. A program is three kinds of warps. One asks the copy engine for queries, keys and values,
-ahead of time. Two groups of four each own 64 queries of one head: while the units multiply one tile, the group turns
-the scores of the one before into weights, and while one group does that, the other's products run. Keys are taken from
-the last to the first, so that only the first few tiles need a mask. Programs stay on the GPU and take one part of
-work after the other, the longest first; what the next one needs is read while the last one is computed.
+Each pair of a query and a key it sees takes 4 · d operations, at about two thirds of the peak rate of the GPU's matrix
+units, which wait for nothing else. A program has three kinds of warps. One warp requests queries, keys and values from
+the copy engine ahead of time. Two groups of four warps each own 64 queries of one head: while the units multiply one
+tile, the group turns the scores of the previous tile into weights, and meanwhile the other group's products run. Keys
+are taken from the last to the first, so that only the first few tiles need a mask. Programs stay on the GPU and take
+one work item after the other, the longest first; the next item's data are read while the last one is computed.
 
-The programs' own warps, barriers and copies are written down in Gluon, which is Triton's lower half: Triton itself
-would put none of this in parallel.
+The kernel is in Gluon, Triton's lower level, which states warps, barriers and copies explicitly: Triton itself would
+run none of this in parallel.
 
-compute-sanitizer's racecheck says that the byte by which `warp_specialize` hands its groups their work is written and
-read at the same time, although a barrier of all warps stands between. It says so of any kernel whose groups have a
-barrier of their own, and of the same kernel without that barrier it does not: this report is the tool's error.
+compute-sanitizer's racecheck reports that the byte by which `warp_specialize` hands its groups their work is written
+and read at the same time, although a barrier of all warps stands between. It reports this for any kernel whose groups
+have a barrier of their own, and not for the same kernel without that barrier, so the report is an error of the tool.
 """
 
 from __future__ import annotations
@@ -41,22 +41,25 @@ from quire.compute.kernels.triton.launching.launch import fast_launch, tensor_de
 ask_for_tile = getattr(tma, "async_load", None) or tma.async_copy_global_to_shared  # the name before Triton 3.9
 
 QUERIES = 128
-"""Of a program at a time: 64 for each of two groups of warps."""
+"""Queries of a program at a time: 64 for each of two groups of warps."""
 _GROUPS = gl.constexpr(2)
 _ROWS = gl.constexpr(64)
 _REGISTERS = 168
-"""Of a thread at the start, 384 of which fill a multiprocessor; then the copying warps give theirs to the others."""
+"""Registers of a thread at the start, when 384 threads fill a multiprocessor; the copying warps then give theirs
+away."""
 _GL_DTYPES = {torch.bfloat16: gl.bfloat16, torch.float16: gl.float16}
 
 
 def serves_dense_prefill(device: torch.device, dtype: torch.dtype, d: int) -> bool:
-    """Whether the kernel exists for such a device and such heads."""
+    """Whether the kernel supports this device, dtype and width of heads."""
     return is_sm_90(device) and dtype in _GL_DTYPES and d in (64, 128, 256)
 
 
 def prefill_attention_dense(q: Tensor, k: Tensor, v: Tensor, tiles: DenseTiles, scores: Scores, out: Tensor) -> None:
-    """Arguments as in reference/paged_attention.py; tiles are QUERIES long but for the last of a row; all are
-    contiguous."""
+    """Implement reference/paged_attention.py's `prefill_attention_dense`; all tensors are contiguous.
+
+    All tiles have QUERIES queries, except the last one of a row.
+    """
     heads, d = q.shape[1:]
     kv_heads = k.shape[1]
     keys, stages = _shape(d)
@@ -72,12 +75,12 @@ def prefill_attention_dense(q: Tensor, k: Tensor, v: Tensor, tiles: DenseTiles, 
 
 
 def _shape(d: int) -> tuple[int, int]:
-    """Keys of a tile, and tiles of keys that there is room for."""
+    """Return the keys of a tile, and how many tiles of keys there is room for."""
     return (64, 2) if d == 256 else (128, 2)
 
 
 def _tensor_descriptor(x: Tensor, rows: int) -> TensorDescriptor:
-    """[tokens, heads, d] for the copy engine, which takes tiles of so many tokens and one head."""
+    """Describe x [tokens, heads, d] to the copy engine, which takes tiles of `rows` tokens and one head."""
     tokens, heads, d = x.shape
     return tensor_descriptor(x, (tokens, heads * d), (heads * d, 1), (rows, d), _layout(rows, d, x.dtype))
 
@@ -97,7 +100,11 @@ def _prefill_attention_dense(
     CAPPED: gl.constexpr, HEADS: gl.constexpr, GROUP: gl.constexpr, D: gl.constexpr, N: gl.constexpr,
     STAGES: gl.constexpr,
 ):  # fmt: skip
-    """Barriers say ready: what the copy engine was asked for is there; and free: both groups are done with it."""
+    """Compute work items until none is left.
+
+    A `ready` barrier says that the copy engine has delivered data, a `free` barrier that both groups are done with
+    them.
+    """
     q = gl.allocate_shared_memory(out.dtype.element_ty, [_GROUPS, _ROWS, D], q_tiles.layout)
     k = gl.allocate_shared_memory(out.dtype.element_ty, [STAGES, N, D], k_tiles.layout)
     v = gl.allocate_shared_memory(out.dtype.element_ty, [STAGES, N, D], v_tiles.layout)
@@ -131,7 +138,7 @@ def _prefill_attention_dense(
 
 @gluon.jit
 def _load_work_item(tiles, item, HEADS: gl.constexpr, N: gl.constexpr):
-    """A work item: the tile's first token, its tokens, positions before them, their base; and its tiles of keys."""
+    """Return the tile's first token, number of tokens, positions before them and base, and its number of key tiles."""
     tile_tokens, tile_queries, tile_contexts, tile_bases, items = tiles
     tile = gl.minimum(item, items - 1) // HEADS
     token, queries = gl.load(tile_tokens + tile), gl.load(tile_queries + tile).to(gl.int32)
@@ -152,7 +159,7 @@ def _producer_warp(
     memory, barriers, tiles, q_tiles, k_tiles, v_tiles,
     HEADS: gl.constexpr, GROUP: gl.constexpr, D: gl.constexpr, N: gl.constexpr, STAGES: gl.constexpr,
 ):  # fmt: skip
-    """One warp: asks for what the groups will need, as soon as they leave room for it."""
+    """Request, with one warp, the data that the groups will need, as soon as they leave room for it."""
     q, k, v = memory
     q_ready, q_free, k_ready, k_free, v_ready, v_free = barriers
     items = tiles[4]
@@ -184,7 +191,7 @@ def _producer_warp(
 
 @gluon.jit
 def _scaled_scores(s, before, after, CAPPED: gl.constexpr):
-    """As `scaled_scores`, but for the factor where there is no bound: it is applied with the exponential."""
+    """Return `scaled_scores` without the factor where there is no bound: it is applied with the exponential."""
     if CAPPED:
         s = after - 2.0 * after / (gl.exp2(s * before) + 1.0)
     return s
@@ -192,7 +199,8 @@ def _scaled_scores(s, before, after, CAPPED: gl.constexpr):
 
 @gluon.jit
 def _online_softmax(s, highest, total, factor, MAY_SEE_NOTHING: gl.constexpr):
-    """Scores to weights; the highest score and the sum of weights so far, and by what earlier weights shrink."""
+    """Turn scores into weights; return them with the highest score, the sum of weights and the factor of earlier
+    weights."""
     new_highest = gl.maximum(highest, gl.max(s, 1))
     basis = new_highest * factor
     if MAY_SEE_NOTHING:
@@ -204,7 +212,7 @@ def _online_softmax(s, highest, total, factor, MAY_SEE_NOTHING: gl.constexpr):
 
 @gluon.jit
 def _masked(s, key, position, layout: gl.constexpr, N: gl.constexpr):
-    """Scores of a tile of keys from `key` on: -inf for those that their query does not see."""
+    """Return the scores of a tile of keys from `key` on, with -inf for keys that their query does not see."""
     keys = key + gl.arange(0, N, gl.SliceLayout(0, layout))
     begin, end = visible_range(position, position + 1, 0, False)
     return gl.where(tile_mask(gl.expand_dims(keys, 0), begin, gl.expand_dims(end, 1), False), s, float("-inf"))
@@ -216,11 +224,11 @@ def _consumer_warps(
     NUMBER: gl.constexpr, CAPPED: gl.constexpr, HEADS: gl.constexpr, D: gl.constexpr, N: gl.constexpr,
     STAGES: gl.constexpr,
 ):  # fmt: skip
-    """Four warps: 64 queries of each work item.
+    """Compute, with four warps, 64 queries of each work item.
 
-    The products of queries and keys are one tile ahead of those of weights and values. Both are asked for together;
-    when the first are done their exponentials are taken, and only then are the second waited for. The wait for the
-    next keys stands before that one, because the compiler moves no exponentials across it.
+    The products of queries and keys are one tile ahead of those of weights and values. Both are requested together.
+    When the first products are done, their exponentials are taken, and only then does the code wait for the second
+    ones. The wait for the next keys comes before that wait, because the compiler moves no exponentials across it.
     """
     q, k, v = memory
     q_ready, q_free, k_ready, k_free, v_ready, v_free = barriers

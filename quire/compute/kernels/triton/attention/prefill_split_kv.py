@@ -1,11 +1,11 @@
-"""Prefill attention with split KV: few query tokens behind long contexts (split-KV; Dao et al. 2023).
+"""Computes prefill attention with split KV, for few query tokens behind long contexts (Dao et al. 2023).
 
-Where there are few tiles of queries (see prefill.py), one program each leaves most of the GPU idle. Here a program
+Where there are few tiles of queries (see prefill.py), one program for each leaves most of the GPU idle. Here a program
 takes one split of a tile's keys and leaves a partial result in memory: for m rows of products, m · (d + 1) fp32
-numbers, means of values and logarithms of sums of weights. A second kernel merges the splits of each tile in their
-order, with as many programs as there are splits, each for its share of the tile's rows. A tile with one split writes
-its outputs at once, and the programs that would merge it return. In the grids, which are as large as the metadata is
-long, a tile's KV heads stand together, so that programs of padding come last.
+numbers, which are means of values and logarithms of sums of weights. A second kernel merges the splits of each tile in
+their order, with as many programs as there are splits, each for its share of the tile's rows. A tile with one split
+writes its outputs at once, and its merging programs return. In the grids, which are as large as the metadata is long, a
+tile's KV heads are neighbours, so that programs of padding come last.
 """
 
 from __future__ import annotations
@@ -25,26 +25,26 @@ from quire.compute.kernels.triton.launching.device_properties import multiproces
 from quire.compute.kernels.triton.launching.launch import fast_launch
 
 MIN_SPLIT_TILES = 4
-"""Tiles of keys of a split, where a window leaves fewer than the host knew of."""
+"""The minimum key tiles of a split, where a window leaves fewer keys than the host knew of."""
 MERGE_TILES = 6
-"""So many tiles of keys take as long as merging does where tiles are cut at all."""
+"""The time that merging takes, in key tiles, where tiles are split at all."""
 SHARED_SLOWDOWN = 1.4
-"""So many times as long takes a tile of keys where two programs share a multiprocessor."""
+"""The factor by which a key tile takes longer where two programs share a multiprocessor."""
 MAX_SPLITS_OF_TILE = 32
-"""Splits."""
 _MOST = 64
-"""Of all tiles together."""
+"""The maximum number of splits of all tiles together."""
 _AT_ONCE = 8
-"""Splits that a program which merges reads at once."""
+"""The number of splits that a merging program reads at once."""
 
 
 def max_unshared_splits(kv_heads: int, device: torch.device) -> int:
-    """Splits of all tiles together that have a multiprocessor each."""
+    """Return how many splits, of all tiles together, can have a multiprocessor each."""
     return min(max(1, multiprocessors(device) // kv_heads), _MOST)
 
 
 def max_splits(kv_heads: int, device: torch.device, at_once: int) -> int:
-    """Splits of all tiles together that the device has at once, with so many programs of a multiprocessor."""
+    """Return how many splits, of all tiles together, the device runs at once with `at_once` programs on a
+    multiprocessor."""
     return min(max(1, at_once * multiprocessors(device) // kv_heads), _MOST)
 
 
@@ -52,8 +52,11 @@ def prefill_attention_split_kv(
     q: Tensor, kv: PagedKV, rows: PagedRows, tiles: QueryTiles, splits: KVSplits, queries: int,
     partials: PrefillPartials, mask: Mask, scores: Scores, out: Tensor,
 ) -> None:  # fmt: skip
-    """Arguments as in reference/paged_attention.py; `queries` is that of `queries_of_tile`. All but the block table are
-    contiguous."""
+    """Implement reference/paged_attention.py's `prefill_attention_split_kv`; all tensors but the block table are
+    contiguous.
+
+    `queries` comes from `queries_of_tile`.
+    """
     keys, values, scales = kv
     block_table, slots, starts, counts = rows
     _, block_size, kv_heads, d = keys.shape
@@ -103,9 +106,7 @@ def _prefill_attention_split_kv(
     QUERIES: tl.constexpr, D: tl.constexpr, D_BLOCK: tl.constexpr, BLOCK_SIZE: tl.constexpr, M: tl.constexpr,
     N: tl.constexpr, STAGES: tl.constexpr, MIN_SPLIT_TILES: tl.constexpr, OVERLAP: tl.constexpr,
 ):  # fmt: skip
-    """A split of a tile, and a KV head; row m of the products is query m // GROUP of the tile, head m % GROUP of the KV
-    head's.
-    """
+    """Compute a split of a tile, and a KV head; rows of the products are as in `_prefill_attention`."""
     release_dependents(OVERLAP)
     kv_head, item = tl.program_id(0), tl.program_id(1)
     m, column, lane = tl.arange(0, M), tl.arange(0, D_BLOCK), tl.arange(0, N)
@@ -160,9 +161,11 @@ def _merge_splits(
     D_BLOCK: tl.constexpr, M: tl.constexpr, N: tl.constexpr, MIN_SPLIT_TILES: tl.constexpr, AT_ONCE: tl.constexpr,
     OVERLAP: tl.constexpr,
 ):  # fmt: skip
-    """A share of the rows of a tile and a KV head, which has as many programs as splits: from rows `left` of what
-    splits have left to rows `there` of the output. Written so that it reads them while it still finds out how many
-    splits there are, and how many rows."""
+    """Merge a share of the rows of a tile and a KV head, which have as many programs as splits.
+
+    The program reads from rows `left` of the splits' results and writes rows `there` of the output. The code is
+    arranged so that it reads the results while it still finds out how many splits and rows there are.
+    """
     release_dependents(OVERLAP)
     kv_head, item = tl.program_id(0), tl.program_id(1)
     wait_for_inputs(OVERLAP)
@@ -216,8 +219,10 @@ def _kv_splits_of_tile(
     start, offset, count, splits, window,
     WINDOWED: tl.constexpr, QUERIES: tl.constexpr, N: tl.constexpr, MIN_SPLIT_TILES: tl.constexpr,
 ):  # fmt: skip
-    """What a tile sees and how it is shared: the first position, where its tile of keys begins, the end, tiles of keys
-    of a split, and how many splits are not empty, which is `splits` at most, and none for padding.
+    """Return what a tile sees and how it is split.
+
+    The result is the first position, where its tile of keys begins, the end, key tiles of a split, and the number of
+    splits that are not empty, at most `splits`, and 0 for padding.
     """
     seen_from, end = visible_range(start + offset, start + tl.minimum(offset + QUERIES, count), window, WINDOWED)
     base = seen_from // N * N

@@ -1,9 +1,9 @@
-"""What is done to queries, keys and values between their projection and attention: norm, rotation, storing; one pass.
+"""Norms, rotates and stores queries, keys and values after their projection, in one pass.
 
-A program takes one token and a few of its heads, reads them once, and writes each where it belongs: queries to their
-tensor, keys and values to the cache. So a token costs 2 · (heads + 2 · kv_heads) · d elements of traffic; its angles
-and the norm's weight stay in the cache. Of few tokens it also adds the low-rank update of its adapter, whose B it reads
-while the projection ends.
+A program takes one token and a few of its heads, reads them once, and writes queries to their tensor, keys and values
+to the cache. So a token costs 2 · (heads + 2 · kv_heads) · d elements of traffic; its angles and the norm's weight stay
+in the cache. For few tokens, the program also adds the low-rank update of the token's adapter, whose B it reads while
+the projection ends.
 """
 
 from __future__ import annotations
@@ -20,17 +20,22 @@ from quire.compute.kernels.triton.launching.launch import fast_launch
 from quire.compute.kernels.triton.lora import lora_expand
 
 _CONFIGS = ((32, 2, 1), (64, 4, 1))
-"""Tokens up to so many: heads of a program, and its threads by 32. With few tokens several programs share the work of
-one; with many there are enough of them."""
+"""(maximum tokens, heads of a program, warps): with few tokens, several programs share the work of one token."""
 _CONFIG_OF_MANY = (8, 2)
 _MAX_UPDATED, _CONFIG_OF_UPDATED = 64, (2, 2)
-"""Beyond so many tokens those that share an adapter read it less often in tiles. Heads are few, because a program keeps
-what it reads of B in registers."""
+"""The maximum number of tokens with an update, and their config.
+
+With more tokens, those that share an adapter read it less often in tiles. Heads are few, because a program keeps what
+it reads of B in registers.
+"""
 _BLOCK_R = 16
 
 
 def qk_norm_rope_and_cache(qkv: Tensor, norm_rope: QKNormRope, write: CacheWrite, q: Tensor) -> None:
-    """Arguments as in reference/rowwise_attention.py; tokens of qkv may lie apart; all else is contiguous."""
+    """Implement reference/rowwise_attention.py's `qk_norm_rope_and_cache`.
+
+    Tokens of qkv may lie apart; all other tensors are contiguous.
+    """
     norm, eps, cos, sin, update = norm_rope
     (keys, values, scales), slot_mapping = write
     tokens, heads, d = q.shape
@@ -67,7 +72,7 @@ def qk_norm_rope_and_cache(qkv: Tensor, norm_rope: QKNormRope, write: CacheWrite
 
 
 def _block(n: int) -> int:
-    """A power of two that n dimensions fit into; there may be none."""
+    """Return a power of two that is at least n; n may be 0."""
     return 1 << max(0, n - 1).bit_length()
 
 
@@ -90,7 +95,11 @@ def _qk_norm_rope_and_cache(
     HALF_BLOCK: tl.constexpr, REST_BLOCK: tl.constexpr, RANK: tl.constexpr, MODULES: tl.constexpr,
     BLOCK_R: tl.constexpr, TILE: tl.constexpr, OVERLAP: tl.constexpr,
 ):  # fmt: skip
-    """A head is three parts: HALF dimensions, the HALF that turn with them, and the rest, which is normed only."""
+    """Process some heads of a token, each in three parts: HALF dimensions, the HALF that rotate with them, and the
+    rest.
+
+    The rest is only normed.
+    """
     release_dependents(OVERLAP)
     token = tl.program_id(0).to(tl.int64)
     head = tl.program_id(1) * TILE + tl.arange(0, TILE)
@@ -186,7 +195,7 @@ def _qk_norm_rope_and_cache(
 
 @triton.jit
 def _of_b(b, column, mask, RANK: tl.constexpr):
-    """[heads, columns, ranks]; b has pointers to each head's first column."""
+    """Return B [heads, columns, ranks]; b has pointers to each head's first column."""
     return tl.load(b + (column * RANK)[None, :, None], mask[:, :, None], 0.0)
 
 
@@ -195,8 +204,11 @@ def _updated(
     sums, first_b, b, first_low, low, factors, summands, rescaled, column, used, mask,
     RANK: tl.constexpr, BLOCK_R: tl.constexpr,
 ):  # fmt: skip
-    """Sums [heads, columns] as an adapter's magnitudes scale them, plus B A x: `first_b` and `first_low` have B's and
-    A x's first ranks, low [heads, ranks] points to A x; factors is None where no adapter has magnitudes."""
+    """Return sums [heads, columns], scaled by the adapter's magnitudes, plus B A x.
+
+    `first_b` and `first_low` are the first ranks of B and of A x, and low [heads, ranks] points to A x; factors is None
+    where no adapter has magnitudes.
+    """
     if factors is not None:  # noqa: SIM102 (decided when it is compiled)
         if rescaled != 0:
             factor = tl.load(factors + column[None, :], mask, 0.0).to(tl.float32)
@@ -210,7 +222,7 @@ def _updated(
 
 @triton.jit
 def _normed(x, scale, weights, mask, changes):
-    """x · scale · weight, rounded before the weight where that has x's dtype; values stay as they are."""
+    """Return x · scale · weight, rounded before the weight where that has x's dtype; values are unchanged."""
     weight = tl.load(weights, mask, 0.0)
     normed = x.to(tl.float32) * scale
     if weight.dtype == x.dtype:
@@ -223,7 +235,7 @@ def _store(
     x, q, keys, values, scales, token, cache_slot, head, column, mask,
     MOST: tl.constexpr, HEADS: tl.constexpr, KV_HEADS: tl.constexpr, D: tl.constexpr,
 ):  # fmt: skip
-    """[heads, columns] to wherever each head belongs."""
+    """Store x [heads, columns] where each head belongs."""
     is_query, is_value = head < HEADS, head >= HEADS + KV_HEADS
     of_query = ((token * HEADS + head) * D)[:, None] + column[None, :]
     of_key = ((cache_slot * KV_HEADS + head - HEADS) * D)[:, None] + column[None, :]
@@ -242,7 +254,7 @@ def _store(
 
 @triton.jit
 def _quantized(x, dtype: tl.constexpr, MOST: tl.constexpr):
-    """Fp32 to the nearest of what the cache can hold, of two the even one."""
+    """Round fp32 to the nearest value of the cache's dtype; ties go to the even one."""
     x = tl.minimum(tl.maximum(x, -MOST, propagate_nan=tl.PropagateNan.ALL), MOST, propagate_nan=tl.PropagateNan.ALL)
     if dtype == tl.int8:
         x = (x + 12582912.0) - 12582912.0  # 1.5 · 2²³ leaves no digits behind the point

@@ -1,7 +1,6 @@
-"""What kernels of attention share: products of queries and keys to scores, how wide a head is in products, and
-elements of a quantized cache.
+"""Turns products into scores, pads sizes and widens cache elements, for all attention kernels.
 
-Scores are in powers of two, which is how the GPU takes exponentials.
+Scores are logarithms to the base of 2, because the GPU's exponential is a power of two.
 """
 
 from __future__ import annotations
@@ -16,20 +15,21 @@ _LOG2_E = 1.4426950408889634
 
 
 def score_factors(scores: Scores) -> tuple[float, float]:
-    """What `scaled_scores` multiplies with, before and after its bound, if there is one."""
+    """Return the factors that `scaled_scores` applies before and after its bound, if there is one."""
     if scores.cap is None:
         return scores.scale * _LOG2_E, 0.0
     return 2 * scores.scale / scores.cap * _LOG2_E, scores.cap * _LOG2_E
 
 
 def padded_size(n: int) -> int:
-    """The width of a head, or a number of rows, as products want it."""
+    """Return the width of a head, or a number of rows, as matrix products need it."""
     return max(16, next_power_of_2(n))
 
 
 @triton.jit
 def scaled_scores(products, before, after, CAPPED: tl.constexpr):
-    """log2(e) · the score, so that its exponential is a power of two; bounded by tanh(x) = 1 - 2 / (exp(2 x) + 1)."""
+    """Return log2(e) · score, so that its exponential is a power of two; the bound uses tanh(x) = 1 - 2 / (exp(2 x) +
+    1)."""
     if CAPPED:
         return after - 2.0 * after / (tl.exp2(products * before) + 1.0)
     return products * before
@@ -37,7 +37,7 @@ def scaled_scores(products, before, after, CAPPED: tl.constexpr):
 
 @triton.jit
 def widened(x, dtype: tl.constexpr):
-    """Elements of a cache as numbers of the products' dtype, which holds each of them exactly."""
+    """Return elements of a cache in the products' dtype, which holds each of them exactly."""
     if x.dtype == tl.int8:
         return x.to(tl.float32).to(dtype)
     return x.to(dtype)

@@ -1,4 +1,5 @@
-"""Where a step's tokens go in the paged cache: eight bytes a token, so what counts is that it is one launch."""
+"""Computes where a step's tokens go in the paged cache, in one launch, whose time counts more than the eight bytes a
+token."""
 
 from __future__ import annotations
 
@@ -16,7 +17,8 @@ _WARPS = 4
 def compute_slot_mapping(
     block_table: Tensor, slots: Tensor, positions: Tensor, block_size: int, slot_mapping: Tensor
 ) -> None:
-    """Arguments as in reference/paged_attention.py; all but the block table are contiguous."""
+    """Implement reference/paged_attention.py's `compute_slot_mapping`; all tensors but the block table are
+    contiguous."""
     tokens = len(positions)
     if not tokens:
         return

@@ -1,11 +1,12 @@
-"""Computes what adapters add to the products of experts, before the products.
+"""Computes what LoRA adapters add to the products of experts, before the products run.
 
-A token's adapter has A and B of each expert, so pairs of token and choice are grouped by adapter and expert, and a
-program multiplies a tile of one group's pairs by some ranks of A, or by the rows of B for some outputs. An A or B that
-pairs need is read from memory once; second tiles of a group find it in the cache. There are places for as many tiles as
-there can be, so that launches depend on the number of tokens alone; a program whose place is empty ends at once.
+An adapter has an A and a B for each expert, so (token, expert) pairs are grouped by adapter and expert. A program
+multiplies a tile of one group's pairs by some ranks of A, or by the rows of B for some outputs. Memory is read once for
+each A or B that pairs need; further tiles of a group find it in the cache.
 
-Few tokens make few programs, which wait for memory: then several programs share the columns of a tile, as in lora.py.
+The grid has room for as many tiles as there can be, so that launches depend only on the number of tokens. A program
+without a tile ends at once. Few tokens make few programs, which wait for memory, so several programs then share the
+columns of a tile, as in lora.py.
 """
 
 from __future__ import annotations
@@ -26,23 +27,23 @@ from quire.compute.kernels.triton.linear.inner_loops import gemm_loop
 from quire.compute.kernels.triton.lora import WIDEST_RANK, scratch_of_splits, store_split_sum
 
 _TILE, _LARGE_TILE = 16, 64
-"""Pairs of a tile: as few as a tensor core multiplies, and more where groups may be large."""
+"""Pairs in a tile: the fewest that a tensor core multiplies, and more where groups may be large."""
 _FEW = 64
-"""The average number of pairs of an expert up to which tiles are small."""
+"""Tiles are small up to this average number of pairs for each expert."""
 _PROGRAMS = 264
-"""Programs that keep an H100 busy: two for each multiprocessor."""
+"""The number of programs that keeps an H100 busy: two for each multiprocessor."""
 _LEAST_COLUMNS, _MAX_SPLITS = 512, 16
-"""The fewest columns of a program that shares a tile, and the most programs that share one."""
+"""The minimum columns of a program that shares a tile, and the maximum number of programs that share one."""
 _BLOCK_N = 128
 _WARPS = 4
 
 
 class AdaptedTiles(NamedTuple):
-    """Pairs that adapters change, in tiles.
+    """The pairs that adapters change, in tiles.
 
     Attributes:
         order, tiles: As group_by_adapter returns them.
-        size: The most pairs of a tile.
+        size: The maximum number of pairs in a tile.
     """
 
     order: Tensor
@@ -53,11 +54,11 @@ class AdaptedTiles(NamedTuple):
 def added_rows(
     numbers: Tensor, adapters: ExpertAdapters | None
 ) -> Callable[[Tensor, Tensor, bool], tuple[Tensor, Tensor]]:
-    """Return a function of x, y and whether y is the first product of x rather than the second, in one layer and step.
+    """Return a function that computes what adapters add to a product in one layer and step.
 
-    The function returns what adapters add to y, [pairs, outputs], with anything where a token has no adapter, and the
-    slot of each token's adapter. Without adapters, these are tensors that no kernel reads. Arguments are as in
-    `experts`.
+    The function takes x, y and whether y is the first product of x rather than the second. It returns the summands of
+    y, [pairs, outputs], whose rows are undefined where a token has no adapter, and the slot of each token's adapter.
+    Without adapters, it returns tensors that no kernel reads. Arguments as in `experts`.
     """
     if adapters is None:
         return lambda x, y, first: (y, y)
@@ -71,14 +72,17 @@ def added_rows(
 
 
 def group_adapted_pairs(numbers: Tensor, slots: Tensor, weights: StackedLowRank) -> AdaptedTiles:
-    """The numbers are int32."""
+    """Implement reference/experts.py's `group_adapted_pairs`; the numbers are int32."""
     adapters, experts = weights.ranks.shape
     size = _TILE if next_power_of_2(numbers.numel()) <= _FEW * experts else _LARGE_TILE
     return AdaptedTiles(*group_by_adapter(numbers, slots, experts, adapters, size), size)
 
 
 def lora_of_pairs(x: Tensor, weights: StackedLowRank, pairs: AdaptedTiles, sharing: int) -> Tensor:
-    """x is contiguous, and the rank a multiple of 16. Rows that are in no tile have anything."""
+    """Implement reference/experts.py's `lora_of_pairs`.
+
+    x is contiguous, and the rank is a multiple of 16. Rows that are in no tile are undefined.
+    """
     assert x.is_contiguous() and weights.a.stride(3) == weights.b.stride(3) == 1
     (_, experts), (*_, outputs, rank), columns = weights.ranks.shape, weights.b.shape, x.shape[1]
     number, places, modules, overlap = len(pairs.order), pairs.tiles.shape[1], weights.modules, can_overlap(x.device)
@@ -108,9 +112,9 @@ def lora_of_pairs(x: Tensor, weights: StackedLowRank, pairs: AdaptedTiles, shari
 
 
 def _splits(pairs: int, size: int, groups: int, of_place: int, columns: int) -> int:
-    """Return how many programs share the columns of a tile: as few as keep the GPU busy.
+    """Return how many programs share the columns of a tile: the fewest that keep the GPU busy.
 
-    All numbers of pairs up to a power of two get the same number, so that the compile warm-up finds each kernel.
+    All numbers of pairs up to a power of two give the same result, so that the compile warm-up finds each kernel.
     """
     most = next_power_of_2(pairs)
     blocks = min(most, most // size + groups) * of_place
@@ -169,9 +173,10 @@ def _expand_pairs(
     EXPERTS: tl.constexpr, ROWS: tl.constexpr, RANK: tl.constexpr, MODULES: tl.constexpr, BLOCK_M: tl.constexpr,
     BLOCK_R: tl.constexpr, BLOCK_N: tl.constexpr, OVERLAP: tl.constexpr,
 ):  # fmt: skip
-    """Compute BLOCK_N outputs of one module for a tile's pairs: zeros where their adapter does not change the expert.
+    """Compute BLOCK_N outputs of one module for a tile's pairs; they are 0 where the adapter does not change the
+    expert.
 
-    Tiles and the weights of the first ranks are read before A x is there, tiles from the shared cache.
+    The kernel reads the tiles, from the shared cache, and the weights of the first ranks before A x is complete.
     """
     release_dependents(OVERLAP)
     ACROSS: tl.constexpr = (ROWS + BLOCK_N - 1) // BLOCK_N

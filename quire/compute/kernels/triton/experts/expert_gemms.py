@@ -1,25 +1,25 @@
-"""The products of a mixture of experts, whose weights may be dense, 8-bit codes with scales, or codes of other schemes.
+"""Computes the products of a mixture of experts with dense weights, 8-bit codes with scales, or other codes.
 
 `gemv_by_pair` serves few tokens, of which hardly two go to the same expert. A program of the first kernel multiplies
-one pair of token and expert by a few rows of the expert's weight; a program of the second one adds up all of a token's
+one (token, expert) pair by a few rows of the expert's weight; a program of the second kernel adds up all of a token's
 experts. Each pair reads 3 · hidden · width values. fp8 is widened in registers.
 
-`gemm_by_expert` serves more tokens. Pairs stand in the order of experts (see `routing`), and a program multiplies a
-tile of one expert's pairs by a tile of its weight on the tensor cores. The first product applies the gate, the second
-one the router's weight, and a last kernel adds each token's outputs in the order of its choices. A weight that tokens
-go to is read from memory once; second tiles of an expert find it in the cache. With many tokens the 6 · pairs · hidden
+`gemm_by_expert` serves more tokens. Pairs are sorted by expert (see `routing`), and a program multiplies a tile of one
+expert's pairs by a tile of its weight on the tensor cores. The first product applies the gate, the second one applies
+the router's weight, and a last kernel adds each token's outputs in the order of its choices. Memory is read once for
+each weight that tokens go to; further tiles of an expert find it in the cache. With many tokens the 6 · pairs · hidden
 · width operations of the tensor cores are the limit.
 
-8-bit codes are multiplied as they are: the kernel that groups pairs also quantizes the tokens, and the first product
-quantizes its result, with a scale for each of its tiles of outputs, because no program sees a whole row. The second
-product multiplies its sums by that scale at each step, which has as many columns or a part of them. Other codes are
-expanded in the loop; their activations stay dense.
+8-bit codes are multiplied without expansion. The kernel that groups pairs also quantizes the tokens. The first product
+quantizes its result with a scale for each tile of outputs, because no program sees a whole row. The second product
+applies that scale at each step, and a step has at most the columns of one such tile. Other codes are expanded in the
+loop, and their activations stay dense.
 
-What adapters add to a product is computed before it (see expert_adapters), and added to its sums. Steps without such
-adapters launch the kernels of an engine without adapters.
+What adapters add to a product is computed before it (see expert_adapters) and then added to its sums. A step without
+such adapters launches the same kernels as an engine without adapters.
 
-No sum depends on the order in which programs run. What a kernel reads before it waits for the kernel before, it reads
-from the GPU's shared cache (.cg), because its multiprocessor's own cache may still hold older values.
+No sum depends on the order in which programs run. Data that a kernel reads before it waits for the previous kernel
+comes from the GPU's shared cache (.cg), because the multiprocessor's own cache may still hold older values.
 """
 
 from __future__ import annotations
@@ -59,18 +59,18 @@ from quire.compute.kernels.triton.linear.inner_loops import (
 from quire.compute.kernels.triton.norm import quantize_rows, row_scales, to_codes
 
 ExpertsWeight: TypeAlias = "Tensor | AnyCoded | ScaledWeight"  # as text: compiler processes have no torch
-"""Weights of all experts: [experts, rows, columns], or codes in the reference's form with one more dimension in
-front."""
+"""The weights of all experts, [experts, rows, columns], or codes in the reference's form with a leading expert
+dimension."""
 ExpertConfigs = tuple[GemvConfig, GemvConfig] | tuple[GemmConfig, GemmConfig]
-"""Configs of the first product, whose rows of the weight are gates and ups together, and of the second product."""
+"""The configs of the first product, whose rows of the weight are gates and ups together, and of the second product."""
 Table = dict[tuple[int, int, int, int], tuple[tuple[float, ExpertConfigs], ...]]
-"""By (experts, chosen, hidden, width): up to how many tokens, and the configs of both products."""
+"""By (experts, chosen, hidden, width): pairs of a maximum number of tokens and the configs of both products."""
 
 _SUM_BLOCK = 1024
 _QUANTIZED_BESIDE = 512
-"""Tokens up to which grouping and quantizing them share a launch; programs for more pairs are too large for that."""
+"""Up to this many tokens, grouping and quantizing share a launch; with more pairs, programs would be too large."""
 _MANY = 128
-"""Rows of tiles for which the tensor cores are the limit, so that sums of 8-bit floats stay in them to the end."""
+"""From this many rows in a tile, tensor cores are the limit, so sums of 8-bit floats stay in them to the end."""
 
 
 def gemv_by_pair(
@@ -91,7 +91,7 @@ def gemv_by_pair(
         x, gate_up, down, numbers, weights, out, adapters: As in `experts`.
         configs: The configs of both products.
         overlap: As in dependent_launch.
-        partial: Whether some experts are elsewhere; their pairs are left out.
+        partial: Whether some experts are on other ranks; pairs of such experts are left out.
     """
     (tokens, hidden), chosen = x.shape, numbers.shape[1]
     w, w_scales, w_facts = _widened(gate_up)
@@ -116,7 +116,7 @@ def gemv_by_pair(
 
 
 def _widened(weight: Tensor | ScaledWeight) -> tuple[Tensor, Tensor | None, dict[str, int]]:
-    """Return values or codes, their scales, and the constants that kernels are compiled for."""
+    """Return the values or codes, their scales, and the constants that kernels are compiled for."""
     if isinstance(weight, Tensor):
         return weight, None, {"GROUPS": 0, "GROUP": 0, "SCALE_ROWS": 1}
     facts = {"GROUPS": weight.scales.shape[2], "GROUP": _group_of(weight), "SCALE_ROWS": weight.block[0]}
@@ -129,7 +129,8 @@ def _group_of(weight: ScaledWeight) -> int:
 
 
 class _Rows(NamedTuple):
-    """Rows of activations: dense, or 8-bit codes with a scale for each `group` of columns; 0: for each row."""
+    """Rows of activations: dense, or 8-bit codes with a scale for each `group` of columns; a group of 0 is a whole
+    row."""
 
     values: Tensor
     scales: Tensor | None = None
@@ -148,7 +149,7 @@ def gemm_by_expert(
     partial: bool = False,
     adapters: ExpertAdapters | None = None,
 ) -> None:
-    """Compute the op `experts` expert by expert; arguments as those of `gemv_by_pair`.
+    """Compute the op `experts` expert by expert; arguments as in `gemv_by_pair`.
 
     Both configs have the same block_m and no splits. With 8-bit codes, each block_k divides a weight's blocks. If the
     second block_k does not divide the outputs of the first product's tiles, rows are quantized between the products.
@@ -172,7 +173,7 @@ def gemm_by_expert(
 
 
 def _grouped(x: Tensor, gate_up: ExpertsWeight, numbers: Tensor, tile: int) -> tuple[Tensor, Tensor, _Rows]:
-    """Return pairs and tiles as group_by_expert makes them, and x as the first product takes it."""
+    """Return the pairs and tiles that group_by_expert makes, and x as the first product takes it."""
     experts = len(_arguments(gate_up).codes)
     if not isinstance(gate_up, ScaledWeight):
         return *group_by_expert(numbers, experts, tile), _Rows(x)
@@ -194,7 +195,7 @@ def _middle(x: Tensor, pairs: int, width: int, of_tile: int, codes: torch.dtype 
 
 
 def _arguments(weight: ExpertsWeight) -> CodedArguments:
-    """Return the kernels' arguments for a weight of any form; a group of 0 columns: all of a row share a scale."""
+    """Return the kernels' arguments for a weight of any form; in a group of 0 columns, a whole row shares a scale."""
     if isinstance(weight, Tensor):
         _, rows, columns = weight.shape
         return CodedArguments(weight, None, None, None, None, rows, columns, facts_of(16, 0))
@@ -209,9 +210,9 @@ def sum_choices(parts: Tensor, out: Tensor, numbers: Tensor, experts: int, overl
 
     Args:
         parts, out: The rows and their sums.
-        numbers: [tokens, chosen], the experts that have made the rows.
-        experts: The number of experts here.
-        overlap, partial: As in `gemv_by_pair`; rows of experts that are elsewhere are left out.
+        numbers: [tokens, chosen], the experts that made the rows.
+        experts: The number of experts on this rank.
+        overlap, partial: As in `gemv_by_pair`.
     """
     tokens, hidden = out.shape
     _sum_kernel[(tokens, -(-hidden // _SUM_BLOCK))](
@@ -243,8 +244,10 @@ def _pair_kernel(
     BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, SCALE_ROWS: tl.constexpr, GROUPS: tl.constexpr, GROUP: tl.constexpr,
     PARTIAL: tl.constexpr, ADAPTED: tl.constexpr, OVERLAP: tl.constexpr,
 ):  # fmt: skip
-    """Write y [pairs, width] = silu(gate) · up. Pairs that share an expert read the same rows at about the same
-    time."""
+    """Write y [pairs, width] = silu(gate) · up.
+
+    Pairs that share an expert read the same rows at about the same time.
+    """
     pair = tl.program_id(0) % pairs
     begin = tl.program_id(0) // pairs * (BLOCK_N // 2)
     wait_for_inputs(OVERLAP)
@@ -263,7 +266,7 @@ def _multiply_pair(
     BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, SCALE_ROWS: tl.constexpr, GROUPS: tl.constexpr, GROUP: tl.constexpr,
     ADAPTED: tl.constexpr,
 ):  # fmt: skip
-    """Write the outputs of a pair from `begin` on."""
+    """Write the outputs of a pair, starting at `begin`."""
     MADE: tl.constexpr = BLOCK_N // 2
     rows = weight_rows(begin, width, BLOCK_N, True)
     own = x + (pair // CHOSEN).to(tl.int64) * COLUMNS
@@ -357,7 +360,7 @@ def _scales_at(scales, expert, rows, outputs, SCALE_ROWS: tl.constexpr, GROUPS: 
 def _added_to_token(
     added, slots, numbers, weights, token, n, hidden, experts, CHOSEN: tl.constexpr, BLOCK_N: tl.constexpr
 ):
-    """Return what a token's adapter adds to the outputs n [BLOCK_N], by the router's weights."""
+    """Return what a token's adapter adds to the outputs n [BLOCK_N], weighted by the router."""
     total = tl.zeros((BLOCK_N,), tl.float32)
     if tl.load(slots + token) > 0:
         for choice in tl.static_range(CHOSEN):
@@ -379,12 +382,13 @@ def _tile_kernel(
     WHOLE: tl.constexpr, SWAPPED: tl.constexpr, FAST: tl.constexpr, FIRST: tl.constexpr, ADAPTED: tl.constexpr,
     OVERLAP: tl.constexpr,
 ):  # fmt: skip
-    """Write y [pairs, made]: x's row of each pair by its expert's weight.
+    """Write y [pairs, made]: the product of each pair's row of x and its expert's weight.
 
-    FIRST, the pairs of a token have one row of x, and the weight is a gate and an up; otherwise each pair has its own
-    row, and the router's weight scales the result. ADAPTED, adapters add to rows of their tokens. An expert's last tile
-    may have few pairs; where tiles are large, and operations the limit, it is computed in half the size if it can be.
-    A weight without scales is dense. Codes are expanded where x has no scales (see CodedArguments).
+    If FIRST, the pairs of a token share one row of x, and the weight is a gate and an up; otherwise each pair has its
+    own row, and the router's weight scales the result. If ADAPTED, adapters add to the rows of their tokens. An
+    expert's last tile may have few pairs; where tiles are large and operations are the limit, it is computed in half
+    the size if possible. A weight without scales is dense. Codes are expanded where x has no scales (see
+    CodedArguments).
     """
     MADE: tl.constexpr = BLOCK_N // 2 if FIRST else BLOCK_N
     across = tl.cdiv(made, MADE)
@@ -482,12 +486,12 @@ def finished(
     values, added, slots, weights, pair, there, begin, made, ROWS: tl.constexpr, MADE: tl.constexpr,
     RUN: tl.constexpr, CHOSEN: tl.constexpr, FIRST: tl.constexpr, ADAPTED: tl.constexpr,
 ):  # fmt: skip
-    """Return [ROWS, MADE], what a product's sums make of the outputs from `begin` on.
+    """Return a product's results [ROWS, MADE] for the outputs from `begin` on, gated or scaled.
 
     Args:
-        values: The sums [ROWS, MADE]; FIRST, [ROWS, 2 · MADE] with RUN gates before their ups.
+        values: The sums [ROWS, MADE]; if FIRST, [ROWS, 2 · MADE] with RUN gates before their ups.
         added, slots: What adapters add to their rows, and the slot of each token's adapter.
-        weights: The router's weights, which scale the sums; FIRST, the sums are gated instead.
+        weights: The router's weights, which scale the sums; if FIRST, the sums are gated instead.
         pair, there: [ROWS], each row's pair, int64, and whether there is one.
     """
     if ADAPTED:

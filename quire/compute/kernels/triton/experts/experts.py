@@ -1,11 +1,11 @@
-"""A mixture of experts on a GPU, captured in graphs at any number of tokens: no launch depends on where tokens go.
+"""Computes a mixture of experts on a GPU, in CUDA graphs for any number of tokens: launches do not depend on routing.
 
-Which kernels serve how many tokens is a table of measured choices in `configs/`, by the mixture and the number of
-tokens, which tuning/h200/tune_experts.py writes. A mixture that was not measured is served like the measured one
-nearest to it, at the number of tokens that gives an expert as many.
+Tables of measured choices in `configs/`, written by tuning/h200/tune_experts.py, say which kernels serve how many
+tokens of a mixture. A mixture that was not measured uses the choices of the nearest measured one, at the number of
+tokens that gives an expert as many.
 
-Coded weights take 0.5 to 1 byte for each value that is read. fp8 and int8 are multiplied by activations of 8 bits,
-except for few tokens of fp8, whose activations stay dense; other codes are expanded as they are multiplied.
+Each value of a coded weight takes 0.5 to 1 byte of reads. fp8 and int8 are multiplied by 8-bit activations, except for
+few tokens of fp8, whose activations stay dense. Other codes are expanded as they are multiplied.
 """
 
 from __future__ import annotations
@@ -38,18 +38,18 @@ from quire.compute.kernels.triton.linear.gemm import GemmConfig
 from quire.compute.kernels.triton.linear.gemv import GemvConfig
 
 IN_FP32 = (GemmConfig(16, 32, 32, 1, 4, 3, False), GemmConfig(16, 32, 32, 1, 4, 3, False))
-"""The tensor cores have no fp32, so these configs are not fast."""
+"""Configs for fp32; they are not fast, because the tensor cores have no fp32."""
 EXPANDED = (
     (0.5, GemmConfig(16, 64, 128, 1, 8, 3, True)),
     (8, GemmConfig(16, 128, 64, 1, 4, 3, True)),
     (32, GemmConfig(32, 64, 64, 1, 4, 3, True)),
     (float("inf"), GemmConfig(64, 64, 64, 1, 4, 3, True)),
 )
-"""Configs of codes that are expanded, for up to how many pairs an expert has on average. The first two were measured on
-an NVIDIA H200."""
+"""Configs for codes that are expanded, with the maximum average number of pairs for each expert. The first two were
+measured on an NVIDIA H200."""
 _CONFIGS = Path(__file__).parent / "configs" / "device_name=NVIDIA_H200.json"
 _LARGEST_BLOCKED = 128
-"""The most rows of a weight in a tile whose sums are scaled at each step: more would take too many registers."""
+"""The maximum rows of a weight in a tile whose sums are scaled at each step; more would take too many registers."""
 
 route = routing.route
 
@@ -68,7 +68,10 @@ def experts(
     others: int = 0,
     adapters: ExpertAdapters | None = None,
 ) -> None:
-    """Weights are dense or codes. Dense ones and all other tensors are contiguous, and the numbers are int32."""
+    """Implement reference/experts.py's `experts` for dense or coded weights.
+
+    Dense weights and all other tensors are contiguous, and the numbers are int32.
+    """
     assert all(t.is_contiguous() for t in (x, gate_up, down, numbers, weights, out) if isinstance(t, Tensor))
     if not len(x):
         return
@@ -143,7 +146,7 @@ def measured_configs(weights: str) -> Table:
 def tuned_config(mixture: tuple[int, int, int, int], tokens: int, memory: int) -> ExpertConfigs:
     """Return the configs for a mixture (experts, chosen, hidden, width) of 16-bit weights and this many tokens.
 
-    Where the tiles are larger than the `memory` of a program, these are the configs with the next smaller tiles.
+    Tiles that need more than the `memory` of a program are replaced by the next smaller ones.
     """
     return nearest_configs(measured_configs("16-bit"), mixture, tokens, memory)
 
@@ -169,7 +172,7 @@ def scaled_configs(
 def nearest_configs(
     table: Table, mixture: tuple[int, int, int, int], tokens: int, memory: int, item: int = 2, in_tiles: bool = False
 ) -> ExpertConfigs:
-    """Return what `tuned_config` does from a table, for values of `item` bytes; `in_tiles`: no GemvConfig."""
+    """Return the configs of the table's nearest mixture, for values of `item` bytes; `in_tiles` excludes GemvConfig."""
 
     def distance(measured: tuple[int, int, int, int]) -> float:
         return sum(abs(math.log(ours / theirs)) for ours, theirs in zip(mixture, measured, strict=True))

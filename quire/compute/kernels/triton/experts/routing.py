@@ -1,18 +1,16 @@
-"""Which tokens go to which experts: each token's choice, and the pairs of token and choice in the order of experts.
+"""Chooses each token's experts, and sorts pairs of token and choice by expert.
 
 Choosing: each token has one warp. A logit and its expert's number make one 64-bit key, so that each of the `chosen`
 rounds is one maximum, and of equal logits the lower number is taken.
 
-Grouping: a product over an expert's tokens is cut into tiles of some rows. Only the GPU knows how many an expert has,
-so there are places for as many tiles as there can be: those of expert e begin at place `pairs before e // tile + e`,
-which leaves every expert enough places, or at `pairs before e`, if that is less. Each expert has a program, which
-counts the pairs before its own, writes its own in their order, and fills its places; none waits for another. The last
-program also fills the places of experts that are elsewhere, with nothing.
+Grouping: a product over an expert's tokens is cut into tiles of some rows. Only the GPU knows how many tokens an expert
+has, so there are places for as many tiles as there can be. The tiles of expert e begin at place `pairs before e // tile
++ e`, which leaves every expert enough places, or at `pairs before e`, if that is less. Each expert has a program, which
+counts the pairs before its own, writes its own in their order, and fills its places; no program waits for another. The
+last program also marks the places of experts on other ranks as empty.
 
-Rows that products take as 8-bit codes are quantized by further programs of the same launch, one for each token.
-
-Pairs with adapters that change experts are grouped once more, by adapter and expert, as they are by expert; pairs of
-other tokens are in no group.
+Rows that products take as 8-bit codes are quantized by further programs of the same launch, one for each token. Pairs
+with adapters are grouped once more in the same way, by adapter and expert; pairs of other tokens are in no group.
 """
 
 from __future__ import annotations
@@ -28,7 +26,7 @@ from quire.compute.kernels.triton.launching.launch import cdiv, fast_launch, nex
 from quire.compute.kernels.triton.norm import GROUPS, quantize_groups
 
 _BLOCKS = ((512, 1), (2048, 4), (4096, 8), (8192, 16))
-"""Pairs that a program reads together, and its warps: the first entry with room for all pairs is taken, or the last."""
+"""(pairs that a program reads together, its warps): the first entry with room for all pairs is used, or the last."""
 _ELEMENTS_PER_WARP = 2048
 """Elements of a row for each warp that quantizes it."""
 
@@ -36,7 +34,7 @@ _ELEMENTS_PER_WARP = 2048
 def route(
     logits: Tensor, chosen: int, renormalise: bool, first: int = 0, count: int | None = None
 ) -> tuple[Tensor, Tensor]:
-    """Logits are contiguous; the numbers are int32."""
+    """Implement reference/experts.py's `route`; logits are contiguous, and the numbers are int32."""
     assert logits.is_contiguous()
     tokens, experts = logits.shape
     weights = torch.empty((tokens, chosen), dtype=logits.dtype, device=logits.device)
@@ -55,14 +53,15 @@ def group_by_expert(numbers: Tensor, experts: int, tile: int) -> tuple[Tensor, T
     """Sort pairs by expert, and cut them into tiles.
 
     Args:
-        numbers: [tokens, chosen] int32, contiguous; pair p is choice p % chosen of token p // chosen. Pairs of the
+        numbers: [tokens, chosen] int32, contiguous; pair p is choice p % chosen of token p // chosen. Pairs with the
             number `experts` are left out.
         experts: The number of experts.
-        tile: The most pairs of a tile.
+        tile: The maximum number of pairs in a tile.
 
     Returns:
-        [pairs] int32, the pairs, expert by expert, and anything behind them; and [3, places] int32, for each place of a
-        tile its expert and the begin and end of its pairs among all. There are no more places than pairs.
+        [pairs] int32, the pairs, expert by expert, and undefined entries behind them; and [3, places] int32, for each
+            place of a tile its expert and the begin and end of its pairs among all. There are no more places than
+            pairs.
     """
     return _group(numbers, None, experts, experts, tile)
 
@@ -167,8 +166,11 @@ def _group_kernel(
     CHOSEN: tl.constexpr, TILE: tl.constexpr, BLOCK: tl.constexpr, COLUMNS: tl.constexpr, SCALED: tl.constexpr,
     SCALES: tl.constexpr, SCALED_UP: tl.constexpr, TOGETHER: tl.constexpr, OVERLAP: tl.constexpr,
 ):  # fmt: skip
-    """With slots, a group is an adapter and an expert, otherwise an expert. With x, programs behind those of groups
-    quantize a row each, TOGETHER scales at a time, each for SCALED of its COLUMNS."""
+    """Group pairs by expert, or, with slots, by adapter and expert.
+
+    With x, programs behind those of the groups quantize a row each, TOGETHER scales at a time, each for SCALED of its
+    COLUMNS.
+    """
     release_dependents(OVERLAP)
     program = tl.program_id(0)
     wait_for_inputs(OVERLAP)
@@ -188,7 +190,6 @@ def _group_pairs(
     group, numbers, slots, order, tiles, pairs, places, experts, groups, CHOSEN: tl.constexpr, TILE: tl.constexpr,
     BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """Write the pairs of a group, and its tiles."""
     whole = pairs // BLOCK * BLOCK  # as far as no load needs a mask, they are of 16 bytes
     rest = whole + tl.arange(0, BLOCK)
     last_groups = tl.load(numbers + rest, rest < pairs, 0x7FFFFFFF)
@@ -222,8 +223,7 @@ def _group_pairs(
 
 @triton.jit
 def _adapted_groups(numbers, slots, pair, pairs, experts, CHOSEN: tl.constexpr):
-    """Return the group of an adapter and an expert of each pair; pairs without either have a number behind all
-    groups."""
+    """Return each pair's group of adapter and expert; pairs without either get a number behind all groups."""
     slot = tl.load(slots + pair // CHOSEN, pair < pairs, 0).to(tl.int32)
     return tl.where((slot > 0) & (numbers < experts), (slot - 1) * experts + numbers, 0x7FFFFFFF)
 

@@ -1,8 +1,8 @@
-"""A marker in Triton's cache, which says that a start with these settings has left all its kernels on disk.
+"""Reads and writes a marker in Triton's cache: a start with these settings has left all its kernels on disk.
 
-Then no processes need to get ready to compile. The marker is an empty file whose name stands for the settings, the
+With the marker, no processes need to prepare to compile. It is an empty file whose name stands for the settings, the
 sources of kernels, the tables of their configs and Triton. It may be wrong, because the GPU is another one or somebody
-removed kernels: then threads compile, and the start takes longer. Imports no Triton.
+removed kernels: then threads compile, and the start takes longer. This module does not import Triton.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ def marker_path(cache: Path, settings: bytes) -> Path:
 
     Args:
         cache: Triton's cache.
-        settings: All that decides which kernels there are, with the environment, but for sources, tables and Triton.
+        settings: Everything, besides the environment, sources, tables and Triton, that decides which kernels exist.
     """
     digest = hashlib.sha256(settings)
     triton = util.find_spec("triton")  # whatever its package is called

@@ -60,8 +60,6 @@ def _stub_torch() -> None:
 
 
 class _StubModule(ModuleType):
-    """A module whose attributes are all stub modules again."""
-
     def __getattr__(self, name: str) -> ModuleType:
         if name.startswith("__"):
             raise AttributeError(name)
@@ -97,7 +95,6 @@ def _fork(channels: list[socket.socket]) -> list[int]:
 
 
 def _serve(channel: socket.socket) -> None:
-    """Answer requests until the channel is closed."""
     with suppress(OSError):  # the parent is gone
         for line in channel.makefile("rb"):
             try:
@@ -113,11 +110,10 @@ def _answer(error: Exception | None) -> bytes:
 
 
 def _compile(module: str, name: str, target: dict[str, Any], specialization: str, deferred: bool) -> None:
-    """Put one compilation of a kernel into Triton's cache, with what launches it.
+    """Put one compilation of a kernel, and its launcher, into Triton's cache.
 
     Args:
-        module: The kernel's module.
-        name: The kernel's name in it.
+        module, name: The kernel's module, and its name there.
         target: The fields of Triton's `GPUTarget`.
         specialization: As in triton_private.CacheMiss.
         deferred: Nobody waits for the compilation.

@@ -31,15 +31,16 @@ if TYPE_CHECKING:
 MIN_CORES = 4
 """With fewer cores threads are faster, because preparing processes takes longer than the lock costs."""
 _MOST = 16
-"""The longest of the some fifty kernels of a start takes as long as a dozen processes need for all others."""
+"""The maximum number of processes: the longest of the about fifty kernels takes as long as a dozen processes need for
+all others."""
 _PROGRAM = "import sys; sys.path[:] = {}; from quire.compute.kernels.triton.launching.compiler import main; main({})"
 _LEAVING_S = 5.0
-"""How long the processes may take to end."""
+"""The maximum time that the processes may take to end."""
 _log = logging.getLogger(__name__)
 
 
 def start_compiler_processes(cores: int) -> CompilerProcesses | None:
-    """Start a process for each core, at most _MOST; None where threads do as well, or where no process can start."""
+    """Start a process for each core, at most _MOST; None if threads are as fast, or no process can start."""
     if cores < MIN_CORES:
         return None
     try:
@@ -135,13 +136,13 @@ class CompilerProcesses:
         return job.done
 
     def release(self) -> None:
-        """Let deferred jobs begin: all urgent ones have been submitted."""
+        """Let deferred jobs begin, because all urgent ones have been submitted."""
         with self._changed:
             self._may_begin_deferred = True
             self._changed.notify_all()
 
     def finish(self) -> None:
-        """Let the processes end when all is done: nothing more will be submitted."""
+        """Let the processes end when all jobs are done, because nothing more will be submitted."""
         with self._changed:
             self._ending = self._may_begin_deferred = True
             self._changed.notify_all()
@@ -220,7 +221,7 @@ def _shut_down(channel: socket.socket) -> None:
 
 
 def _request(channel: socket.socket, request: dict[str, Any]) -> str:
-    """Send a request to a process, and return what went wrong, or ""."""
+    """Send a request to a process, and return the error message, or ""."""
     channel.sendall(json.dumps(request).encode() + b"\n")
     answer = b""
     while not answer.endswith(b"\n"):

@@ -1,8 +1,9 @@
-"""Starts kernels while the kernel before still ends: programmatic dependent launch, which GPUs have from sm_90 on.
+"""Starts kernels while the previous kernel still ends: programmatic dependent launch, which exists from sm_90 on.
 
-A kernel launched this way may run as soon as every program of the kernel before has called `release_dependents` or
+A kernel launched this way may run as soon as every program of the previous kernel has called `release_dependents` or
 ended. It must call `wait_for_inputs` before it reads what earlier kernels wrote, and before it writes anything; it may
-read a weight, which never changes, sooner. Each kernel waits, so after its wait it sees the work of all before it.
+read a weight, which never changes, sooner. Each kernel waits, so after its wait it sees the work of all earlier
+kernels.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ def can_overlap(device: torch.device) -> bool:
 
 @triton.jit
 def wait_for_inputs(OVERLAP: tl.constexpr):
-    """Wait until the kernels before have ended and their writes are visible."""
+    """Wait until all earlier kernels have ended and their writes are visible."""
     if OVERLAP:
         tl.extra.cuda.gdc_wait()
 

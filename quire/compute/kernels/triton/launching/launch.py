@@ -39,10 +39,10 @@ from quire.compute.kernels.triton.launching import triton_private
 from quire.compute.kernels.triton.launching.triton_private import CompiledLaunch
 
 _MAX_DESCRIPTORS = 4_096
-"""Descriptors that are kept: a weight of each layer of a large model, and tensors of steps."""
+"""The number of descriptors that are kept: for a weight of each layer of a large model, and tensors of steps."""
 
 _KIND = "_quire_kind"
-"""The attribute of a descriptor that has the result of `specialization_of`."""
+"""The attribute of a descriptor with the result of `specialization_of`."""
 
 
 class _Memory(NamedTuple):
@@ -92,9 +92,9 @@ def specialization_of(descriptor: TensorDescriptor) -> str:
 
 
 OPTIONS = ("num_warps", "num_stages", "launch_pdl", "maxnreg")
-"""What a launch may give beside the kernel's own parameters."""
+"""The options that a launch may have besides the kernel's own parameters."""
 _ELSE = object()
-"""Stands in a key for a kind of argument that is left to Triton."""
+"""The kind, in a key, of arguments that are left to Triton."""
 _FUNCTION = f"""
 def launch(_grid, {{parameters}}):
 {{facts}}
@@ -105,8 +105,11 @@ def launch(_grid, {{parameters}}):
     _run, _stream_of, _device, _function, _metadata = _compiled
     {triton_private.RUN}
 """
-"""What `_source` writes for a kernel. For `k(x, n, SIZE: constexpr)`, the key is (x__kind, x__by, n__kind, n__by, SIZE)
-and the values are (x__value, n__value, SIZE)."""
+"""The function that `_source` writes for a kernel.
+
+For `k(x, n, SIZE: constexpr)`, the key is (x__kind, x__by, n__kind, n__by, SIZE), and the values are (x__value,
+n__value, SIZE).
+"""
 _FACTS = """
     {name}__kind = type({name})
     if {name}__kind is _Tensor:
@@ -126,7 +129,7 @@ _FACTS = """
         if not ({name} is None or {name}__kind is float or {name}__kind is bool):
             {name}__kind = _ELSE
 """
-"""An argument's kind, what else its kernel is specialised by, and the value that is handed on."""
+"""The lines that find an argument's kind, what else its kernel is specialised by, and the value that is passed on."""
 
 
 def fast_launch(function: Any) -> Any:
@@ -166,14 +169,13 @@ class Kernel:
         return partial(self._launch, grid)
 
     def look_up(self, *arguments: object, **named: object) -> None:
-        """Let Triton look for the compilation that serves this launch, and launch nothing."""
+        """Let Triton find the compilation that serves this launch, without launching."""
         constants = {name: value for name, value in named.items() if name not in OPTIONS}
         self.function.run(*arguments, **constants, **_given_options(named), grid=None, warmup=True)
 
     def _launch_by_triton(
         self, grid: tuple[int, ...], key: tuple[object, ...], arguments: tuple[object, ...], options: dict[str, object]
     ) -> None:
-        """Launch by Triton, and remember what it compiled."""
         if triton_private.can_compile_ahead() and not triton_private.has_cache_key(self.function):
             triton_private.make_cache_key(self.function)  # or it may be on disk under a key that no other process makes
         compiled = triton_private.compiled_launch(self.function[grid](*arguments, **_given_options(options)))
@@ -210,7 +212,6 @@ def _source(parameters: list[Any], on_device: str) -> str:
 
 
 def _facts(argument: Any, on_device: str) -> str:
-    """Return the lines that look at one argument."""
     name, by_value, by_16 = argument.name, not argument.do_not_specialize, not argument.do_not_specialize_on_alignment
     whole = f"16 if {name} & 15 == 0 else 0" if by_16 else "0"
     return _FACTS.format(

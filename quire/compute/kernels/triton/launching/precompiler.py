@@ -32,12 +32,15 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 Compile = Callable[[JITFunction[Any], str], Any]
-"""Returns the compiled kernel for a function and one of its specialisations (see triton_private.CacheMiss)."""
+"""A function that returns the compiled kernel for a function and one of its specialisations (see CacheMiss)."""
 _LATER_PART = 8
-"""One thread in so many loads or compiles deferred kernels, because it shares the interpreter's lock with requests."""
+"""One of this many threads loads or compiles deferred kernels, because it shares the interpreter's lock with
+requests."""
 _SWITCH_INTERVAL_S = 2e-4
-"""How long a thread that loads or compiles deferred kernels holds the interpreter's lock while others wait for it;
-Python's usual 5 ms are longer than a step."""
+"""How long a thread with deferred kernels holds the interpreter's lock while others wait for it.
+
+Python's usual 5 ms are longer than a step.
+"""
 _log = logging.getLogger(__name__)
 
 
@@ -91,7 +94,7 @@ class Precompiler:
         self._now.shutdown()
 
     def finish(self) -> None:
-        """Wait until all is compiled that the start needs, and begin with the rest."""
+        """Wait until everything that the start needs is compiled, and begin with the rest."""
         for compilation in self._begun:
             compilation.end()
         self._begun.clear()
@@ -107,7 +110,7 @@ class Precompiler:
             done()
 
     def close(self) -> None:
-        """Compile nothing more, and wait for what is being compiled, which needs the device's context."""
+        """Compile nothing more, and wait for running compilations, which need the device's context."""
         self._closed = True
         self._needed.set()
         if self._processes is not None:
@@ -117,10 +120,10 @@ class Precompiler:
 
     @contextmanager
     def warmup(self, *, deferred: bool = False) -> Iterator[None]:
-        """Compile what this thread launches inside, which does not run. May stand within another.
+        """Compile what this thread launches inside the context, without running it. Contexts may be nested.
 
-        Other processes compile at once, this process when the context ends: sooner it would only take the interpreter's
-        lock from the warm-up, which takes less time than one compilation.
+        Other processes compile at once; this process compiles when the context ends, because before that it would only
+        take the interpreter's lock from the warm-up, which takes less time than one compilation.
 
         Args:
             deferred: The start does not need these kernels, so `finish` does not wait for them.
@@ -141,7 +144,7 @@ class Precompiler:
         warming_up = threading.get_ident()
 
         def on_miss(miss: CacheMiss) -> bool:
-            """Whether Triton shall not compile by itself."""
+            """Return whether Triton must not compile the kernel itself."""
             if threading.get_ident() != warming_up:
                 return False
             self._start_compilation(miss)
@@ -195,7 +198,8 @@ class Precompiler:
             self._begun.append(compilation)
 
     def _ask_processes(self, function: JITFunction[Any], specialization: str) -> Future[bool] | None:
-        """Return a future that ends when the processes have compiled it or failed; None: there are no processes."""
+        """Return a future that ends when the processes have compiled the kernel or failed; None: there are no
+        processes."""
         if self._processes is None:
             return None
         return self._processes.submit(
@@ -239,12 +243,12 @@ class _ShortSwitchInterval:
 
 
 class _Compilation:
-    """Stands where Triton keeps a compiled kernel until there is one, so that a launch waits for it.
+    """Stands in Triton's place for a compiled kernel until it exists, so that a launch waits for it.
 
     Args:
         kernels: Triton's kernels, by key.
         key: The kernel's key.
-        done: The compiled kernel, once it is there.
+        done: The future of the compiled kernel.
         again: Compiles the kernel.
         needed: Is set when a launch waits for the kernel.
     """
@@ -266,8 +270,8 @@ class _Compilation:
     def result(self) -> Any:
         """Return the kernel to Triton at a launch.
 
-        What a thread could not compile, because a disk was full for example, is tried once more: an error here ends the
-        engine.
+        If a thread could not compile it, because a disk was full for example, it is tried once more: an error here ends
+        the engine.
         """
         if self._needed is not None:
             self._needed.set()
@@ -279,8 +283,10 @@ class _Compilation:
             return kernel
 
     def end(self) -> None:
-        """Wait, and leave the place to the kernel, or empty, so that the launch that needs it compiles and says why
-        not."""
+        """Wait, then put the kernel in this object's place; after a failure leave the place empty.
+
+        The launch that needs the kernel then compiles it and raises the error.
+        """
         try:
             self._done.result()
         except Exception as error:

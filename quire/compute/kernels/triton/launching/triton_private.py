@@ -56,8 +56,11 @@ COMPILING_AHEAD = (
 Compiling ahead also uses `device_caches` and `fn` of a JITFunction, and the arguments of the hook (see CacheMiss).
 """
 RUN = "_run(_x, _y, _z, _stream_of(_device), _function, _metadata, None, None, None, {values})"
-"""The call of `CompiledKernel.run`: the grid, the stream, the loaded function and its metadata; no metadata of the
-launch and no hooks; then the kernel's arguments, constants too."""
+"""The call of `CompiledKernel.run`: grid, stream, loaded function and its metadata, no launch metadata, no hooks,
+values.
+
+The values are the kernel's arguments, including constants.
+"""
 _log = logging.getLogger(__name__)
 _loading = threading.Lock()
 
@@ -107,7 +110,7 @@ def parameters_of(function: JITFunction[Any]) -> list[Any]:
 
 
 class CompiledLaunch(NamedTuple):
-    """What launches a compilation, called as RUN says."""
+    """The launcher of a compilation, called as in RUN."""
 
     run: Callable[..., None]
     stream_of: Callable[[int], int]
@@ -117,7 +120,7 @@ class CompiledLaunch(NamedTuple):
 
 
 def compiled_launch(kernel: Any) -> CompiledLaunch | None:
-    """Return what launches `kernel`, the result of a launch by Triton, again; None if it is not compiled or loaded."""
+    """Return the launcher of `kernel`, the result of a launch by Triton; None if it is not compiled or loaded."""
     from triton.compiler import CompiledKernel
 
     if not isinstance(kernel, CompiledKernel) or kernel.module is None:
@@ -136,7 +139,7 @@ class CacheMiss(NamedTuple):
 
     Attributes:
         function: The kernel.
-        specialization: Says which of its compilations, as JSON of Triton's.
+        specialization: Triton's JSON that identifies one of its compilations.
         kernels, key: Where Triton looks for the compilation.
     """
 
@@ -150,9 +153,9 @@ class CacheMiss(NamedTuple):
 def intercept_launches(
     on_miss: Callable[[CacheMiss], bool], getitem: Callable[[Callable[..., Any]], Callable[..., Any]]
 ) -> Iterator[None]:
-    """Within the context, show launches without a compilation to `on_miss`, and let `getitem` make `kernel[grid]`.
+    """Within the context, pass launches without a compilation to `on_miss`, and let `getitem` make `kernel[grid]`.
 
-    `on_miss` returns whether Triton shall not compile; `getitem` is given Triton's own `__getitem__`.
+    `on_miss` returns whether Triton must not compile; `getitem` is given Triton's own `__getitem__`.
     """
     hook, own = knobs.runtime.jit_cache_hook, JITFunction.__getitem__
 
@@ -205,7 +208,7 @@ def compile_on_disk(function: JITFunction[Any], specialization: str) -> None:
 
 
 def current_target() -> dict[str, Any]:
-    """Return what this process compiles for: the fields of Triton's `GPUTarget`."""
+    """Return the fields of Triton's `GPUTarget` that this process compiles for."""
     target: dict[str, Any] = vars(driver.active.get_current_target())
     return target
 
@@ -218,7 +221,7 @@ def compile_for(target: dict[str, Any]) -> None:
 
 
 class _TargetOnly:
-    """A driver that knows what to compile for, and can do nothing else."""
+    """A Triton driver that knows the target to compile for, and can do nothing else."""
 
     def __init__(self, target: Any) -> None:
         self._target = target
@@ -258,11 +261,11 @@ def has_cache_key(function: JITFunction[Any]) -> bool:
 
 
 def load_launchers_apart() -> None:
-    """Make each module that Triton loads from now on an object of its own.
+    """Make each module that Triton loads from now on a separate object.
 
     Triton 3.6 compiles a C module for each signature of a kernel, all under one name. CPython gives modules of one name
     one object with the contents of the last, so a thread may find the launcher of another thread, which reads other
-    arguments. Later Tritons have one launcher for all.
+    arguments. Later versions of Triton have one launcher for all.
     """
     from triton.runtime import build
 

@@ -1,13 +1,13 @@
-"""y = x Wᵀ for few rows of x and a weight of codes in the reference's form, which is expanded as it is multiplied.
+"""Computes y = x Wᵀ for few rows of x, with codes in the reference's form that are expanded as they are multiplied.
 
-These kernels serve what no other kernel takes as it lies: groups of 16, 32 and 64 columns, 8-bit integers in groups,
-and e2m1. Tiles are as in gemm.py, without splits.
+These kernels serve codes that no other kernel reads directly: groups of 16, 32 and 64 columns, 8-bit integers in
+groups, and e2m1. Tiles are as in gemm.py, without splits.
 
-A step takes whole runs of 32 columns. 4-bit codes lie two to a byte, 16 columns apart, so the low halves of a run's
-bytes are its first columns and the high halves its last ones: each half is multiplied with the same columns of x, and
-threads exchange nothing. A scale is loaded once for a run, or for half of one. The weight is the tensor core's first
-operand (see inner_loops.py), because these products have few rows: 0.5 to 1 byte is read for each value of the weight,
-and expanded in registers.
+A step takes whole runs of 32 columns. A byte has two 4-bit codes, 16 columns apart, so the low halves of a run's bytes
+are its first columns and the high halves its last ones. Each half is multiplied with the same columns of x, and threads
+exchange nothing. A scale is loaded once for a run, or for half of one. The weight is the tensor core's first operand
+(see inner_loops.py), because these products have few rows: 0.5 to 1 byte is read for each value of the weight, and
+expanded in registers.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class CodedConfig:
 CONFIG = CodedConfig(16, 16, 128, 2, 4)
 """The config that was the fastest on an NVIDIA H200 (docs/performance.md)."""
 MAX_ROWS = CONFIG.block_m
-"""The most rows of x; with more, it costs less to expand the weight once."""
+"""The maximum number of rows of x; with more, it costs less to expand the weight once."""
 
 
 def suits(x: Tensor, weight: AnyCoded) -> bool:
@@ -56,7 +56,7 @@ def suits(x: Tensor, weight: AnyCoded) -> bool:
 
 
 def coded_linear(x: Tensor, weight: AnyCoded, bias: Tensor | None, y: Tensor, gate: bool) -> None:
-    """y = x Wᵀ + bias, or silu of its first half times the second where `gate`.
+    """Write x Wᵀ + bias to y, or silu of its first half times the second if `gate`.
 
     Args:
         x: [rows, columns], few rows.
@@ -105,14 +105,14 @@ AnyCoded = GroupedWeight | CodebookWeight
 
 
 class CodedArguments(NamedTuple):
-    """The kernels' arguments for a weight of any scheme, or for several weights with one more dimension in front.
+    """The kernels' arguments for a weight of any scheme, or for several weights with a leading dimension.
 
     Attributes:
         codes: [rows, columns] 8-bit codes, or [rows, columns / 2] 4-bit codes.
         scales: [rows / scale_rows, groups], of any dtype; the bytes of e8m0.
-        zeros: [rows / scale_rows, groups], which are subtracted from codes; anything where there are none.
-        factors: [rows] fp32, which multiply the scales; anything where there are none.
-        table: [16] fp32, what codes stand for where they are looked up; else anything.
+        zeros: [rows / scale_rows, groups], which are subtracted from codes; unused where there are none.
+        factors: [rows] fp32, which multiply the scales; unused where there are none.
+        table: [16] fp32, the values of codes that are looked up; unused otherwise.
         rows, columns: The shape of the weight.
         facts: The constants that kernels are compiled for.
     """
@@ -143,7 +143,7 @@ def coded_arguments(weight: AnyCoded) -> CodedArguments:
 
 
 def facts_of(bits: int, group: int, **others: int | bool | str) -> dict[str, int | bool | str]:
-    """Return the constants for a weight of unsigned codes without zeros, but for `others`."""
+    """Return the constants for a weight of unsigned codes without zeros, overridden by `others`."""
     facts: dict[str, int | bool | str] = {"BITS": bits, "GROUP": group, "MIDDLE": 0, "ZEROS": False}
     return {**facts, "EXPONENTS": False, "FACTORS": False, "VALUES": "unsigned", **others}
 
@@ -155,10 +155,10 @@ def coded_loop(
     BITS: tl.constexpr, GROUP: tl.constexpr, MIDDLE: tl.constexpr, ZEROS: tl.constexpr,
     EXPONENTS: tl.constexpr, FACTORS: tl.constexpr, VALUES: tl.constexpr,
 ):  # fmt: skip
-    """Return [BLOCK_M, BLOCK_N] fp32: rows of x by rows of a weight.
+    """Return [BLOCK_M, BLOCK_N] fp32: products of rows of x and rows of a weight.
 
     Args:
-        x_rows, x_mask: Where each row of x begins, int64, and which rows there are; the others count as zeros.
+        x_rows, x_mask: Where each row of x begins, int64, and which rows exist; the others count as zeros.
         codes, scales, zeros, factors, table: As in CodedArguments.
         rows: Rows of the weight, [BLOCK_N] int64.
     """
@@ -213,10 +213,10 @@ def scale_values(stored, EXPONENTS: tl.constexpr):
 
 @triton.jit
 def code_values(codes, table, VALUES: tl.constexpr):
-    """Return what codes stand for, fp32: they are numbers without a sign, e2m1, or places in a table.
+    """Return the values of codes in fp32: unsigned integers, e2m1, or indices of a table.
 
-    Integers are not converted, which GPUs do at an eighth of the rate of other operations: a number below 2^23 is
-    what its bits are in the last places of 2^23, and e2m1's bits are those of an fp16 that is 2^14 times less.
+    Integers are not converted, because GPUs do that at an eighth of the rate of other operations. A number below 2^23
+    equals its bits in the last places of 2^23, and e2m1's bits are those of an fp16 that is 2^14 times less.
     """
     if VALUES == "unsigned":
         values = (codes.to(tl.int32) | 0x4B000000).to(tl.float32, bitcast=True) - 8388608.0

@@ -1,15 +1,18 @@
-"""silu(x Gᵀ) · (x Uᵀ) for many rows of x on Hopper, where the weight has the gates G above the ups U: one kernel.
+"""Computes silu(x Gᵀ) · (x Uᵀ) for many rows of x on Hopper in one kernel; the weight has gates G above ups U.
 
-Its 4 · rows · outputs · columns operations bound it. It moves x, the weight and its result once each where the cache
-keeps what tiles share; a product followed by a kernel for the gate also writes and reads 2 · outputs values a row.
+The kernel is bound by its 4 · rows · outputs · columns operations. It moves x, the weight and its result once each
+where the cache keeps what tiles share; a product followed by a kernel for the gate also writes and reads 2 · outputs
+values a row.
 
 A program has two kinds of warps (CUTLASS 3 calls the scheme warp-specialized, persistent and cooperative). One warp
-asks the copy engine for tiles of x and the weight, some steps ahead. Two groups of four warps own 64 rows of x each;
-both multiply the same 256 rows of the weight, so a step of 64 columns brings 48 KB for 2 · 128 · 256 · 64 operations.
-Programs stay on the GPU and take one tile after the other; a tile's data are read while the tile before is written.
+requests tiles of x and the weight from the copy engine, some steps ahead. Two groups of four warps own 64 rows of x
+each; both multiply the same 256 rows of the weight, so a step of 64 columns brings 48 KB for 2 · 128 · 256 · 64
+operations. Programs stay on the GPU and take one tile after the other; a tile's data are read while the previous tile
+is written.
 
-The copy engine takes eight rows of gates, the same eight rows of ups, and so on, so that gate and up of an output meet
-in one thread's registers, as sums in fp32. 8-bit operands have 128 columns a step; their scales multiply these sums.
+The copy engine alternates eight rows of gates with the same eight rows of ups, so that the gate and up of an output
+meet in one thread's registers, as sums in fp32. 8-bit operands have 128 columns a step; their scales multiply these
+sums.
 """
 
 from __future__ import annotations
@@ -50,7 +53,7 @@ _BAND = gl.constexpr(16)
 _MOST = gl.constexpr(240)
 """Registers of a thread that multiplies, which takes them from the threads that copy."""
 _REGISTERS = 168
-"""Registers of a thread at the start; 384 threads with so many fill a multiprocessor."""
+"""Registers of a thread at the start; 384 threads with this many fill a multiprocessor."""
 _DTYPES = (torch.bfloat16, torch.float16)
 
 
@@ -73,13 +76,13 @@ def supports_gated_gemm(x: Tensor, w: Tensor, y: Tensor) -> bool:
 
 
 def gated_gemm(x: Tensor, w: Tensor, y: Tensor, overlap: bool, scales: tuple[Tensor, Tensor] | None = None) -> None:
-    """y = silu of the first half of x Wᵀ times the second. Rows of x and y may lie apart.
+    """Write silu of the first half of x Wᵀ times the second to y. Rows of x and y may lie apart.
 
     Args:
         x: [rows, columns].
         w: [2 · outputs, columns].
         y: [rows, outputs].
-        overlap: Whether the kernel may start before the previous one ends; see dependent_launch.
+        overlap: As in dependent_launch.
         scales: The scales [rows, 1] and [2 · outputs, 1] fp32 of x and w, if these are codes.
     """
     rows, outputs = y.shape
@@ -119,7 +122,10 @@ def _gated_gemm_kernel(
     x_tiles, w_tiles, y_tiles, x_scales, w_scales, rows, outputs, steps, down, across,
     COLUMNS: gl.constexpr, SCALED: gl.constexpr, OVERLAP: gl.constexpr,
 ):  # fmt: skip
-    """Barriers are `ready` when a requested tile is there, and `free` when both groups are done with it."""
+    """Compute tiles until none is left.
+
+    A `ready` barrier says that a requested tile has arrived, a `free` barrier that both groups are done with it.
+    """
     release_dependents(OVERLAP)
     dtype: gl.constexpr = x_tiles.dtype
     layout: gl.constexpr = x_tiles.layout
@@ -148,7 +154,7 @@ def _gated_gemm_kernel(
 
 @gluon.jit
 def _producer_warp(memory, work, x_tiles, w_tiles, COLUMNS: gl.constexpr, OVERLAP: gl.constexpr):
-    """One warp requests tiles for both groups as soon as there is room, and tiles of W even before x is there."""
+    """Request tiles for both groups, with one warp, as soon as there is room; tiles of W even before x is complete."""
     steps, down, across = work
     a, _, _, ready, free = memory
     ahead = 0
@@ -182,7 +188,8 @@ def _load_w_async(w_tiles, n, step, stage, memory, COLUMNS: gl.constexpr, pred):
 
 @gluon.jit
 def _consumer_warps(memory, work, scales, y_tiles, COLUMNS: gl.constexpr, SCALED: gl.constexpr, NUMBER: gl.constexpr):
-    """Four warps multiply 64 rows of each tile. The products of one step run while the next step is waited for."""
+    """Multiply 64 rows of each tile with four warps; the products of a step run while the warps wait for the next
+    step."""
     layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, _BLOCK, COLUMNS // 4])
     steps, down, across = work
     a, b, c, ready, free = memory
@@ -221,7 +228,6 @@ def _consumer_warps(memory, work, scales, y_tiles, COLUMNS: gl.constexpr, SCALED
 
 @gluon.jit
 def _scaled(values, scales, first_row, n, LAYOUT: gl.constexpr):
-    """Return sums times the scales of their rows and outputs."""
     x_scales, w_scales, rows, outputs = scales
     row = first_row + gl.arange(0, _ROWS, layout=gl.SliceLayout(1, LAYOUT))
     place = gl.arange(0, _BLOCK, layout=gl.SliceLayout(0, LAYOUT))

@@ -1,9 +1,9 @@
-"""y = x Wᵀ on the tensor cores, for few rows of x, or for any number where the weight is 8-bit codes with scales.
+"""Computes y = x Wᵀ on the tensor cores, for few rows of x, or for any number with 8-bit codes and scales.
 
-A program multiplies a tile of x with a tile of W over a part of the columns; tiles of x that share one of W run side by
+A program multiplies a tile of x with a tile of W over a part of the columns. Tiles of x that share one of W run side by
 side, so W is read from memory once, while x comes from the cache. Where there are too few tiles to keep the whole GPU
-reading, the columns are cut into splits. Each split leaves its sums in memory, and the program that is the last one of
-a tile to end adds them in the order of the splits, not of their arrival, so that the result is always the same.
+reading, the columns are cut into splits. Each split leaves its sums in memory, and the last program of a tile to end
+adds them in the order of the splits, not of their arrival, so that the result is always the same.
 
 Scales of rows and outputs multiply the sums at the end. Scales of blocks multiply the sums of their columns, one block
 a step, which also keeps sums in fp32, as the tensor cores add fewer bits.
@@ -27,7 +27,7 @@ from quire.compute.kernels.triton.linear.inner_loops import fetch_ahead, gated, 
 BLOCK_COLUMNS = 128
 """The number of neighbouring columns that share a scale, in weights whose scales are of blocks."""
 _MAX_TILES = 65_536
-"""The most tiles of a product whose tiles have several programs."""
+"""The maximum number of tiles in a product whose tiles have several programs."""
 
 
 @dataclass(frozen=True)
@@ -56,15 +56,15 @@ def gemm(
     x: Tensor | tuple[Tensor, Tensor], w: Tensor | ScaledWeight, bias: Tensor | None, y: Tensor, config: GemmConfig,
     gate: bool, overlap: bool, *, waits_late: bool = False,
 ) -> None:  # fmt: skip
-    """y = x Wᵀ + bias, or silu of its first half times the second where `gate`.
+    """Write x Wᵀ + bias to y, or silu of its first half times the second if `gate`.
 
     Args:
-        x: [rows, columns], whose rows may lie apart; for a weight of codes, codes [rows, columns] and scales
-            [rows, groups], as quantize_rows makes them.
+        x: [rows, columns], whose rows may lie apart; for a weight of codes, codes [rows, columns] and scales [rows,
+            groups], as quantize_rows makes them.
         y: [rows, outputs], contiguous.
         config: With scales of blocks, its block_k is the columns of a block.
-        waits_late: Wait for the kernel that was launched last only before the sums are written. That kernel lets others
-            start when it has waited for x.
+        waits_late: Wait for the kernel that was launched last only before the sums are written. That kernel releases
+            its dependents after it has waited for x.
     """
     values, scales = (x, None) if isinstance(x, Tensor) else x
     weight, w_scales, block = (w, None, (1, 0)) if isinstance(w, Tensor) else w
@@ -83,15 +83,14 @@ def gemm(
 
 
 def tiles_of(rows: int, outputs: int, config: GemmConfig, gate: bool = False) -> int:
-    """Return how many tiles make y [rows, outputs]."""
     return cdiv(outputs, config.block_n // 2 if gate else config.block_n) * cdiv(rows, config.block_m)
 
 
 def scratch_of_tiles(y: Tensor, tiles: int, splits: int, size: int) -> tuple[Tensor, Tensor]:
     """Return memory for the splits of a product y whose tiles have `size` sums.
 
-    These are sums [tiles, splits, size] fp32, and how many programs of each tile have ended. Where a tile has one
-    program, it touches neither.
+    The memory is sums [tiles, splits, size] fp32, and how many programs of each tile have ended. Neither is used where
+    a tile has one program.
     """
     if splits == 1:
         return y, y
@@ -143,8 +142,11 @@ def place_of_tile(
     tile, split, splits, rows, outputs, columns,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, SPLIT: tl.constexpr, GATED: tl.constexpr,
 ):  # fmt: skip
-    """Return a tile's first output, its rows of x [BLOCK_M] and its rows of the weight [BLOCK_N]; then a split's first
-    step of BLOCK_K columns, and the step behind its last."""
+    """Return a tile's first output, rows of x [BLOCK_M] and rows of the weight [BLOCK_N], and a split's first and end
+    step.
+
+    A step has BLOCK_K columns.
+    """
     begin, m, w_rows = tile_at(tile, tl.cdiv(rows, BLOCK_M), outputs, BLOCK_M, BLOCK_N, GATED)
     steps = tl.cdiv(columns, BLOCK_K)
     first = 0
@@ -164,8 +166,8 @@ def multiply_tile(
 ):  # fmt: skip
     """Compute a tile of the product at its place, over one of `splits` parts of the columns.
 
-    The caller has waited for x, unless WAITS_LATE, where x is there. Weights of codes have GROUPS scales a row;
-    SCALE_ROWS rows share them.
+    The caller has waited for x; if WAITS_LATE, x was complete without waiting. Weights of codes have GROUPS scales a
+    row, which SCALE_ROWS rows share.
     """
     row = m.to(tl.int64)
     if GROUPS > 0:
@@ -221,7 +223,7 @@ def write_tile(
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, GATED: tl.constexpr, BIASED: tl.constexpr,
     x_scales=None, w_scales=None, GROUPS: tl.constexpr = 0,
 ):  # fmt: skip
-    """Write what sums [BLOCK_M, BLOCK_N] make of y [rows, outputs]."""
+    """Write a tile of y [rows, outputs] from its sums [BLOCK_M, BLOCK_N]."""
     MADE: tl.constexpr = BLOCK_N // 2 if GATED else BLOCK_N
     if GROUPS == 1:
         sums *= tl.load(x_scales + m, m < rows, 0.0)[:, None] * tl.load(w_scales + w_rows)[None, :]

@@ -1,4 +1,4 @@
-"""y = x Wᵀ for one row of x, by a weight that is dense or 8-bit codes with scales.
+"""Computes y = x Wᵀ for one row of x, by a weight that is dense or 8-bit codes with scales.
 
 Each program multiplies x with a few rows of W, whose bytes are read once, in 16-byte loads; x stays in the cache. Sums
 are in a fixed order. fp8 codes become fp32 in registers, so x need not be quantized. Turning int8 codes into fp32 would
@@ -20,7 +20,7 @@ from quire.compute.kernels.triton.launching.launch import cdiv, fast_launch
 from quire.compute.kernels.triton.linear.inner_loops import gated, gemv_loop, weight_rows
 
 _MAX_COLUMNS = 2**17
-"""The most columns whose sum of int8 products fits 32 bits."""
+"""The maximum number of columns whose sum of int8 products fits 32 bits."""
 
 
 @dataclass(frozen=True)
@@ -28,8 +28,8 @@ class GemvConfig:
     """How the work is divided into programs.
 
     Attributes:
-        block_n: Rows of W of a program; gates and ups together where the product is gated.
-        block_k: Columns at a time.
+        block_n: Rows of W for each program; gates and ups together where the product is gated.
+        block_k: Columns of a step.
         warps: Warps of a program.
     """
 
@@ -41,7 +41,7 @@ class GemvConfig:
 def gemv(
     x: Tensor, w: Tensor | ScaledWeight, bias: Tensor | None, y: Tensor, config: GemvConfig, gate: bool, overlap: bool
 ) -> None:
-    """y = x Wᵀ + bias, or silu of its first half times the second where `gate`: x [1, columns], y [1, outputs]."""
+    """Write x Wᵀ + bias to y, or silu of its first half times the second if `gate`: x [1, columns], y [1, outputs]."""
     values, scales, block = (w, None, (1, 1)) if isinstance(w, Tensor) else w
     outputs = y.shape[1]
     _gemv_kernel[(cdiv(outputs, config.block_n // 2 if gate else config.block_n),)](
@@ -73,7 +73,7 @@ def int8_gemv(
     gate: bool,
     overlap: bool,
 ) -> None:
-    """y = x Wᵀ + bias, or silu of its first half times the second where `gate`.
+    """Write x Wᵀ + bias to y, or silu of its first half times the second if `gate`.
 
     Args:
         x: [1, columns] codes and [1, 1] scales, as quantize_rows makes them.
@@ -117,7 +117,7 @@ def _int8_gemv_kernel(
     WORDS: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, GATED: tl.constexpr, BIASED: tl.constexpr,
     DP4A: tl.constexpr, OVERLAP: tl.constexpr,
 ):  # fmt: skip
-    """Each part of w is requested before the part in front of it is used, and the first before x is there."""
+    """Request each part of w before the previous part is used, and the first one before x is complete."""
     release_dependents(OVERLAP)
     begin = tl.program_id(0) * (BLOCK_N // 2 if GATED else BLOCK_N)
     rows = weight_rows(begin, outputs, BLOCK_N, GATED)
@@ -142,7 +142,7 @@ def _int8_gemv_kernel(
 def _store_outputs(
     values, bias, y, rows, begin, outputs, BLOCK_N: tl.constexpr, GATED: tl.constexpr, BIASED: tl.constexpr
 ):
-    """Store what sums [BLOCK_N] make of y, from the output `begin` on."""
+    """Store the outputs of sums [BLOCK_N], starting at output `begin`."""
     MADE: tl.constexpr = BLOCK_N // 2 if GATED else BLOCK_N
     if BIASED:
         values += tl.load(bias + rows).to(tl.float32)
@@ -154,7 +154,7 @@ def _store_outputs(
 
 @triton.jit
 def _add_products(sums, a, b, DP4A: tl.constexpr):
-    """Return sums plus the products of the four int8 in each word of a and b; without DP4A as the interpreter can."""
+    """Add the products of the four int8 in each word of a and b; without DP4A, as Triton's interpreter can."""
     if DP4A:
         sums = tl.inline_asm_elementwise(
             "dp4a.s32.s32 $0, $1, $2, $3;", "=r,r,r,r", [a, b, sums], dtype=tl.int32, is_pure=True, pack=1

@@ -1,8 +1,8 @@
-"""Matrix products with integers in groups and codes of sixteen values: which kernel serves which weight and rows.
+"""Chooses the kernel for a weight of integers in groups or codes of sixteen values, and the rows of x.
 
-4-bit integers in groups of 128 columns or more lie packed, and are multiplied as they lie for up to some thousand rows
-of x. coded_gemm.py multiplies other integers and e2m1 for up to 16 rows. In all other cases the weight is expanded to a
-dense one that lives for the product.
+4-bit integers in groups of 128 columns or more are packed, and multiplied in that form for up to some thousand rows of
+x. coded_gemm.py multiplies other integers and e2m1 for up to 16 rows. In all other cases the weight is expanded to a
+temporary dense one.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ KERNELS: dict[str, type[PackedConfig]] = {
 }
 """The classes of configs, by the names that the table has for them."""
 MAX_ROWS = 4096
-"""The most rows of x for which the table has configs; with more, the weight is expanded."""
+"""The maximum rows of x for which the table has configs; with more, the weight is expanded."""
 _ROW_TILE = 128
 """Rows of the largest tile of a weight, which must divide the weight's rows."""
 pack_codebook = reference.pack_codebook
@@ -74,7 +74,7 @@ def grouped_linear(x: Tensor, weight: PackedWeight | AnyCoded, bias: Tensor | No
 
 
 def grouped_linear_silu_and_mul(x: Tensor, weight: PackedWeight | AnyCoded, bias: Tensor | None, out: Tensor) -> None:
-    """A packed weight without a bias takes a single kernel."""
+    """Implement reference/linear.py's op; a packed weight without a bias takes a single kernel."""
     x, config = _in_order(x, weight), _config_for(x, weight, gate=True)
     if not isinstance(weight, PackedWeight) and suits(x, weight):
         coded_linear(x, weight, bias, out, gate=True)
@@ -89,14 +89,13 @@ codebook_linear, codebook_linear_silu_and_mul = grouped_linear, grouped_linear_s
 
 
 def _in_order(x: Tensor, weight: PackedWeight | AnyCoded) -> Tensor:
-    """Return x with its columns in the weight's order."""
     if isinstance(weight, CodebookWeight) or weight.order is None:
         return x
     return x.index_select(1, weight.order)
 
 
 def _config_for(x: Tensor, weight: PackedWeight | AnyCoded, gate: bool) -> PackedConfig | None:
-    """Return the config of the kernel that takes a weight as it lies packed; None: there is none."""
+    """Return the config of the kernel that takes the packed weight; None: no kernel takes it."""
     if not isinstance(weight, PackedWeight) or weight.gated != gate:
         return None
     if not 0 < x.shape[0] <= MAX_ROWS or x.dtype != weight.scales.dtype:
@@ -111,7 +110,7 @@ def packed_config(outputs: int, columns: int, rows: int) -> PackedConfig | None:
 
 @functools.cache
 def packed_configs() -> TunedConfigs[PackedConfig]:
-    """Return the table for packed weights, gated or not, read once. None in it: the weight is expanded."""
+    """Return the table for packed weights, gated or not, read once; None as a config: the weight is expanded."""
     return read_configs("int4_w4a16", KERNELS)
 
 

@@ -3,9 +3,7 @@
 `gemv_loop` multiplies one vector by a few rows of a weight on the ordinary arithmetic units. `gemm_loop` multiplies a
 tile of rows of x by a tile of rows of a weight on the tensor cores. A tensor core of sm_90 takes 64 rows of its first
 operand but as few as 8 of its second, so for few rows of x the weight goes first (SWAPPED), which wastes no work on
-rows that are not there.
-
-Weights are [outputs, columns] with the columns side by side, as checkpoints have them.
+rows that do not exist. Weights are [outputs, columns] with the columns side by side, as in checkpoints.
 """
 
 from __future__ import annotations
@@ -23,8 +21,8 @@ def gemv_loop(
 ):  # fmt: skip
     """Return sums [rows, BLOCK_K] fp32 plus the products of x [COLUMNS] and w's rows, not yet summed over BLOCK_K.
 
-    Each part of w is requested before the part in front of it is used, and the first, where WAIT, before x is there.
-    Where W_GROUP columns share a scale, the scales of each row begin at w_scales [rows]; W_GROUP divides BLOCK_K.
+    Each part of w is requested before the previous part is used; if WAIT, the first one before x is complete. Where
+    W_GROUP columns share a scale, the scales of each row begin at w_scales [rows]; W_GROUP divides BLOCK_K.
     """
     k = tl.arange(0, BLOCK_K)
     whole: tl.constexpr = COLUMNS % BLOCK_K == 0
@@ -74,13 +72,13 @@ def gemm_loop(
 ):  # fmt: skip
     """Return [BLOCK_M, BLOCK_N] fp32: rows of x by rows of w over the steps first to last of BLOCK_K columns.
 
-    Scales of groups of columns multiply the sums of a step, while the scales of the next step are on their way; scales
-    of whole rows are left to the caller. Sums of 8-bit floats leave the tensor cores, which add fewer bits than fp32
-    has, after each step; FAST, only at the end.
+    Scales of groups of columns multiply the sums of a step, while the next step's scales are on their way; scales of
+    whole rows are left to the caller. Sums of 8-bit floats leave the tensor cores, which add fewer bits than fp32 has,
+    after each step; if FAST, only at the end.
 
     Args:
         x_rows, w_rows: Where each row begins, int64.
-        x_mask: Which rows of x there are; the others count as zeros.
+        x_mask: Which rows of x exist; the others count as zeros.
         columns: The number of columns; WHOLE says that BLOCK_K divides it.
         x_scales, w_scales: [BLOCK_M] and [BLOCK_N], where each row's scales begin: one for X_GROUP or W_GROUP columns,
             which BLOCK_K divides; 0: there are no scales.
@@ -137,7 +135,7 @@ def gemm_loop(
 
 @triton.jit
 def fetch_ahead(w, w_rows, begin, columns, BLOCK_N: tl.constexpr, LENGTH: tl.constexpr):
-    """Bring LENGTH columns of rows of a weight, from `begin` on, to the GPU's cache while x is not there yet."""
+    """Bring LENGTH columns of rows of a weight, from `begin` on, to the GPU's cache before x is complete."""
     LINE: tl.constexpr = 1024 // w.dtype.element_ty.primitive_bitwidth  # 128 bytes
     LINES: tl.constexpr = LENGTH // LINE if LENGTH > LINE else 1
     k = tl.minimum(begin + tl.arange(0, LINES) * LINE, columns - 1)
@@ -174,11 +172,11 @@ def silu_times(gate, up):
 
 @triton.jit
 def weight_rows(begin, width, BLOCK: tl.constexpr, GATED: tl.constexpr, RUN: tl.constexpr = 1):
-    """Return [BLOCK] int64, the rows of a weight for the outputs from `begin` on; past the end the last row again.
+    """Return [BLOCK] int64, the rows of a weight for the outputs from `begin` on; past the end, the last row repeats.
 
-    GATED, the weight has `width` rows of gates and as many rows of ups, and BLOCK rows make BLOCK / 2 outputs: RUN
-    gates, as many ups, and so on, so that gate and up of an output meet in one thread's registers. With tensor cores a
-    thread has the sums of two neighbours, and of the same two among the next eight rows.
+    If GATED, the weight has `width` rows of gates and as many rows of ups, and BLOCK rows make BLOCK / 2 outputs: RUN
+    gates, as many ups, and so on, so that the gate and up of an output meet in one thread's registers. With tensor
+    cores a thread has the sums of two neighbours, and of the same two among the next eight rows.
     """
     number = tl.arange(0, BLOCK)
     if GATED:

@@ -26,7 +26,7 @@ LinearConfig = GemvConfig | GemmConfig | None
 KERNELS: dict[str, type[GemvConfig | GemmConfig]] = {"gemv": GemvConfig, "gemm": GemmConfig}
 """The classes of configs, by the names that tables have for them."""
 MAX_ROWS = 128
-"""The most rows of x for which the table has configs; cuBLAS multiplies more."""
+"""The maximum rows of x for which the table has configs; cuBLAS multiplies more."""
 MANY_ROWS = 1024
 """The number of rows from which a gated product of a large weight is one kernel.
 
@@ -42,7 +42,7 @@ def pack_linear(weight: Tensor) -> Tensor:
 
 
 def linear(x: Tensor, packed: Tensor, bias: Tensor | None, *, waits_late: bool = False) -> Tensor:
-    """With `waits_late`, the product is computed while the kernel that was launched last still runs.
+    """Implement reference/linear.py's `linear`; with `waits_late`, it runs while the kernel launched last still runs.
 
     That kernel must release its dependents only after it has waited for x, and must write nothing that this product
     reads.
@@ -57,7 +57,8 @@ def linear(x: Tensor, packed: Tensor, bias: Tensor | None, *, waits_late: bool =
 
 
 def linear_silu_and_mul(x: Tensor, packed: Tensor, bias: Tensor | None, out: Tensor) -> None:
-    """With few rows, and with many, a single kernel applies the gate to sums in fp32."""
+    """Implement reference/linear.py's op; with few rows, and with many, a single kernel applies the gate to sums in
+    fp32."""
     overlap = can_overlap(x.device)
     if (
         bias is None
@@ -81,11 +82,11 @@ def linear_with_config(
     x: Tensor, w: Tensor, bias: Tensor | None, y: Tensor, config: GemvConfig | GemmConfig, *, gate: bool, overlap: bool,
     waits_late: bool = False,
 ) -> None:  # fmt: skip
-    """y = x Wᵀ + bias, or silu of its first half times the second where `gate`, with this config.
+    """Write x Wᵀ + bias to y, or silu of its first half times the second if `gate`, with this config.
 
     Args:
         x: [rows, columns], the columns side by side.
-        w: [outputs, columns]; twice as many outputs where `gate`.
+        w: [outputs, columns]; twice as many outputs if `gate`.
         bias: [outputs of w].
         y: [rows, outputs].
         config: A GemvConfig takes a single row of x.
@@ -115,5 +116,5 @@ def tuned_config(outputs: int, columns: int, rows: int, gate: bool) -> LinearCon
 
 @functools.cache
 def dense_configs() -> TunedConfigs[GemvConfig | GemmConfig]:
-    """Return the table for dense weights, read once. None in it is cuBLAS, followed by a kernel for the gate."""
+    """Return the table for dense weights, read once; None as a config: cuBLAS, followed by a kernel for the gate."""
     return read_configs("bf16", KERNELS)

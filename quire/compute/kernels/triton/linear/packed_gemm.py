@@ -1,6 +1,6 @@
-"""y = x Wᵀ for tens of rows of x and a packed weight of 4-bit codes, on Hopper's matrix units.
+"""Computes y = x Wᵀ for tens of rows of x and a packed weight of 4-bit codes, on Hopper's matrix units.
 
-Codes become bf16 or fp16, as x is, in registers, from which `wgmma` takes its first operand, while the copy engine
+Codes become x's dtype, bf16 or fp16, in registers, from which `wgmma` takes its first operand, while the copy engine
 brings x to shared memory. Each warpgroup has four tiles of 16 rows of the weight; x has its columns in the tensor
 core's order (`permute_columns`). While one step is multiplied, the codes of the next step are expanded. Splits of the
 columns are added as in gemm.py.
@@ -55,7 +55,7 @@ class PackedGemmConfig:
 
 
 def packed_gemm(x: Tensor, weight: PackedWeight, y: Tensor, config: PackedGemmConfig, overlap: bool) -> None:
-    """y = x Wᵀ, or silu of its first half times the second where the weight is gated.
+    """Write x Wᵀ to y, or silu of its first half times the second if the weight is gated.
 
     Args:
         x: [rows, columns] in the dtype of the weight's scales, from `permute_columns`.
@@ -148,7 +148,7 @@ def _load_pairs(
     scales, zeros, pair, group, GROUPS, T: gl.constexpr, SYMMETRIC: gl.constexpr, dtype: gl.constexpr,
     flat: gl.constexpr,
 ):  # fmt: skip
-    """Return scales and zeros of a group, or of the last group behind it, as pairs of rows 8 apart: [T, 1024]."""
+    """Return a group's scales and zeros as pairs of rows 8 apart, [T, 1024]; past the last group, the last one's."""
     place = pair + gl.minimum(group, GROUPS - 1) * 8
     s = gl.load(scales + place)
     if SYMMETRIC:
@@ -198,8 +198,7 @@ def middle_zeros(SHAPE: gl.constexpr, dtype: gl.constexpr, LAYOUT: gl.constexpr)
 
 @gluon.jit
 def place_of_program(rows, GROUPS, T: gl.constexpr, M: gl.constexpr, SPLIT: gl.constexpr):
-    """Return a program's tile, the tile's first 64 rows of the weight and its first row of x, and its groups of
-    columns."""
+    """Return a program's tile, its first 64 rows of the weight, its first row of x, and its groups of columns."""
     tile = gl.program_id(0)
     down = gl.cdiv(rows, M)
     first = 0
@@ -215,7 +214,7 @@ def finish_tile(
     acc, y, sums, arrived, tile, n_tile, m_begin, rows, outputs, T: gl.constexpr, M: gl.constexpr, SPLIT: gl.constexpr,
     GATED: gl.constexpr, mma: gl.constexpr,
 ):  # fmt: skip
-    """Write what sums [64 T, M] make of y; where a tile is SPLIT, its last program adds up all splits first."""
+    """Write a tile of y from its sums [64 T, M]; where a tile is SPLIT, its last program adds up all splits first."""
     if SPLIT:
         SIZE: gl.constexpr = 64 * T * M
         n = gl.arange(0, 64 * T, layout=gl.SliceLayout(1, mma))
@@ -239,7 +238,6 @@ def finish_tile(
 def _write_tile(
     acc, y, n_tile, m_begin, rows, outputs, T: gl.constexpr, M: gl.constexpr, GATED: gl.constexpr, mma: gl.constexpr
 ):
-    """Write what sums [64 T, M] make of y [rows, outputs]."""
     if GATED:
         gate, up = gl.split(gl.permute(gl.reshape(acc, [4 * T, 2, 8, M]), (0, 2, 3, 1)))
         made = gl.reshape(gate * up / (1.0 + gl.exp2(gate * -1.4426950408889634)), [32 * T, M])

@@ -1,8 +1,8 @@
-"""y = x Wᵀ for hundreds of rows of x and a packed weight of 4-bit codes, as in packed_gemm.py, but half a step is
-expanded while the other half is multiplied.
+"""Computes y = x Wᵀ for hundreds of rows of x and a packed weight of 4-bit codes.
 
-The assembler lets nothing run between a product and the wait behind it, so there is always a product under way that is
-not waited for, while codes for the next product are expanded. Words come straight to registers, `ahead` steps ahead.
+It works as packed_gemm.py does, but expands half a step while it multiplies the other half. The assembler lets nothing
+run between a product and the wait behind it, so one product is always under way, not waited for, while codes for the
+next product are expanded. Words come straight to registers, `ahead` steps ahead.
 """
 
 from __future__ import annotations

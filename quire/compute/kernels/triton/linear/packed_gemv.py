@@ -1,10 +1,10 @@
-"""y = x Wᵀ for 1 to 16 rows of x and a packed weight of 4-bit codes, which become bf16 or fp16 in registers.
+"""Computes y = x Wᵀ for 1 to 16 rows of x and a packed weight of 4-bit codes, expanded to bf16 or fp16 in registers.
 
-It reads rows · columns / 2 bytes of codes, and scales. Only sums go through shared memory, at the end: a thread reads
-its part of the tensor core's operand as it lies in memory (packed_layout.py). The warps of a program take different
-columns of the same rows. The weight is requested one or two steps ahead, its first part before x is there. x, which
-comes from the cache, is requested one step ahead: waiting for it at each step would cost as much as reading the weight.
-Its columns are loaded in pairs, as words, which loops carry unchanged from step to step.
+The kernel reads rows · columns / 2 bytes of codes, and scales. Only sums go through shared memory, at the end: a thread
+reads its part of the tensor core's operand directly from the packed layout (packed_layout.py). The warps of a program
+take different columns of the same rows. The weight is requested one or two steps ahead, its first part before x is
+complete. x, which comes from the cache, is requested one step ahead: waiting for it at each step would cost as much as
+reading the weight. Its columns are loaded in pairs, as words, which loops carry unchanged from step to step.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ class PackedGemvConfig:
 
 
 def packed_gemv(x: Tensor, weight: PackedWeight, y: Tensor, config: PackedGemvConfig, overlap: bool) -> None:
-    """y = x Wᵀ, or silu of its first half times the second where the weight is gated.
+    """Write x Wᵀ to y, or silu of its first half times the second if the weight is gated.
 
     Args:
         x: [rows, columns] in the dtype of the weight's scales, at most block_m rows.
@@ -262,7 +262,7 @@ def _codes_less_zeros(words, low, high, dtype: gl.constexpr):
 
 @gluon.jit
 def _write(sums, y, tile, rows, outputs, M: gl.constexpr, W: gl.constexpr, R: gl.constexpr, GATED: gl.constexpr):
-    """Write what sums [16 R, M] make of y [rows, outputs]."""
+    """Write y [rows, outputs] from sums [16 R, M]."""
     if GATED:
         gate, up = gl.split(gl.permute(gl.reshape(sums, [R, 2, 8, M]), (0, 2, 3, 1)))
         made = gl.reshape(gate * up / (1.0 + gl.exp2(gate * -1.4426950408889634)), [8 * R, M])

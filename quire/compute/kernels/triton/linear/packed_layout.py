@@ -1,8 +1,8 @@
-"""How 4-bit codes lie in memory for kernels that expand them in registers: as tensor cores take their first operand.
+"""The layout of 4-bit codes for kernels that expand them in registers, as the first operand of tensor cores.
 
 The idea is Marlin's (Frantar et al. 2024, arXiv 2408.11743). For 16 rows and 128 columns, 256 words of eight codes each
-lie side by side; a thread of a warp reads four words at a time and has what it multiplies, so threads exchange nothing.
-In a word, codes i and i + 4 are of rows 8 apart, so one operation expands both.
+lie side by side; a thread of a warp reads four words at a time and has all that it multiplies, so threads exchange
+nothing. In a word, codes i and i + 4 belong to rows 8 apart, so one operation expands both.
 
 Columns are permuted too: of each 32, the tensor core's place (s, c, l, e) has column (l, s, c, e), written as the bits
 of their numbers, so that one thread's values of x lie side by side. `permute_columns` gives a kernel x in the tensor
@@ -25,7 +25,7 @@ ROWS, COLUMNS, WORDS = 16, 128, 256
 """Rows, columns, and words of 32 bits of a tile."""
 BITS = 4
 FIRST_INTEGER = {torch.bfloat16: 128, torch.float16: 1024}
-"""By dtype, an integer from which on integers are neighbours: with a code in its lowest bits it is that much more."""
+"""For each dtype, an integer from which on integers are neighbours: a code in its lowest bits adds that much."""
 
 
 class PackedWeight(NamedTuple):

@@ -1,4 +1,4 @@
-"""Matrix products of 8-bit codes with scales: which kernel serves how many rows."""
+"""Chooses the kernel for products of 8-bit codes with scales, by the number of rows."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _BLOCKED_STAGES = 6
 MANY = GemmConfig(128, 128, 128, 1, 8, 5, True)
 """The config for products of many rows that torch's product does not take."""
 FEWEST_TILES = 100
-"""The fewest tiles of a gated product that keep most of a GPU at work.
+"""The minimum number of tiles of a gated product that keeps most of a GPU at work.
 
 With fewer, the library's product and a kernel for the gate are faster. Llama-3.1-8B's product of 128 rows has 112.
 """
@@ -42,7 +42,7 @@ def scaled_linear(x: Rows, weight: ScaledWeight, bias: Tensor | None) -> Tensor:
 
 
 def scaled_linear_silu_and_mul(x: Rows, weight: ScaledWeight, bias: Tensor | None, out: Tensor) -> None:
-    """In most cases one kernel follows the kernel that quantizes x."""
+    """Implement reference/linear.py's op; in most cases one kernel follows the kernel that quantizes x."""
     config = _config_for(x, weight, gate=True)
     if config is None and bias is None and _suits_gated_gemm(x, weight, out):
         codes, scales = _codes(x, weight)
@@ -54,7 +54,7 @@ def scaled_linear_silu_and_mul(x: Rows, weight: ScaledWeight, bias: Tensor | Non
 
 
 def _config_for(x: Rows, weight: ScaledWeight, gate: bool) -> GemvConfig | GemmConfig | None:
-    """Return the config of the kernel that multiplies x and the weight; None: the library's product."""
+    """Return the config of the kernel for x and the weight; None: the library's product."""
     rows = x.shape[0]
     if weight.codes.dtype == torch.int8:
         if rows == 1 and supports_int8_gemv(weight):
@@ -87,7 +87,7 @@ def int8_row_config(outputs: int, columns: int, gate: bool) -> GemvConfig | Gemm
 def scaled_configs() -> TunedConfigs[GemvConfig | GemmConfig]:
     """Return the table for fp8, read once, which also serves two rows and more of int8.
 
-    None in it stands for torch's product, `gated_gemm`, or MANY.
+    None as a config stands for torch's product, `gated_gemm`, or MANY.
     """
     return read_configs("fp8_w8a8", KERNELS)
 

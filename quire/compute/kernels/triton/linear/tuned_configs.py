@@ -1,7 +1,7 @@
-"""Tables of the kernels that multiply fastest, by the form and shape of the weight and the rows of x.
+"""Reads and writes tables of the fastest kernels, by the form and shape of the weight and the rows of x.
 
 A table is a JSON file in `configs/`, one for each GPU and form of weight, named as vLLM names its tables. The scripts
-in tuning/ measure and write them. A GPU without a table takes the H200's.
+in tuning/ measure and write them. A GPU without a table uses the H200's.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class TunedConfigs(Generic[C]):
     def config(self, outputs: int, columns: int, rows: int, gate: bool) -> C | None:
         """Return the config for `rows` of x and a weight of this shape, or of the nearest shape by the ratios of sides.
 
-        None: another product is faster, or so many rows were not measured.
+        None means that another product is faster, or that so many rows were not measured.
         """
         size = next((number for number, most in enumerate(self.up_to) if rows <= most), None)
         if size is None:
@@ -59,17 +59,17 @@ class TunedConfigs(Generic[C]):
 
 
 def configs_path(directory: Path, device: str, dtype: str) -> Path:
-    """Return the path of a table for a device, as torch names it, and a form of weight, as vLLM's tables name it."""
+    """Return the path of the table for a device, as torch names it, and a form of weight, as vLLM's tables name it."""
     return directory / f"device_name={device.replace(' ', '_')},dtype={dtype}.json"
 
 
 def read_configs(dtype: str, kernels: Mapping[str, type[C]], directory: Path = CONFIGS) -> TunedConfigs[C]:
-    """Read the table for weights of this form on the current GPU, or the H200's.
+    """Read the table for weights of this form on the current GPU, or else the H200's.
 
     Args:
-        dtype: The form: bf16, fp8_w8a8, int8_w8a8 or int4_w4a16.
+        dtype: The form of the weights: bf16, fp8_w8a8, int8_w8a8 or int4_w4a16.
         kernels: The classes of configs, by the names that the table has for their kernels.
-        directory: Where the tables are.
+        directory: The directory of the tables.
 
     Raises:
         ConfigError: The table is broken; the message names its file.
@@ -106,7 +106,7 @@ _Entry = dict[str, str | bool | int] | None
 
 
 class _Table(msgspec.Struct, forbid_unknown_fields=True):
-    """A table as its file has it: by shape of the weight, and by rows of x."""
+    """A table's file: configs by shape of the weight and by rows of x."""
 
     plain: dict[str, dict[int, _Entry]]
     gated: dict[str, dict[int, _Entry]] = {}
