@@ -202,7 +202,7 @@ def check_nothing_is_held(served: Served, before: tuple[int, int, int]) -> None:
     assert slots is not None
     assert slots.num_free == SLOTS
     assert not slots._waiting
-    assert not slots._of_request
+    assert not any(slot.users for slot in slots._slots)
     descriptors, threads, adapters = served.held()
     assert descriptors <= before[0]
     assert threads <= before[1]

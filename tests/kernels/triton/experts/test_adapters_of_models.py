@@ -14,6 +14,7 @@ import torch
 from quire import LLM
 from quire.compute.kernels.dispatch import KERNELS
 from quire.models.lora.step_tiles import Adapted
+from quire.runtime.worker.step import Step
 from tests.adapters_as_on_a_gpu import serve_as_a_gpu
 from tests.checkpoints import make_tiny
 from tests.models.divisible import DIVISIBLE
@@ -80,14 +81,14 @@ def test_steps_that_are_replayed_say_what_peft_says(stage_of: Callable[[str], St
     kinds: list[Adapted] = []
 
     class Watched(ReplayByRunning):
-        def replay(self, shape: Any, *, adapted: Adapted = Adapted.NOTHING) -> torch.Tensor:
-            kinds.append(adapted)
-            return super().replay(shape, adapted=adapted)
+        def replay(self, step: Step) -> torch.Tensor:
+            kinds.append(step.adapted)
+            return super().replay(step)
 
     with running_ahead(graphs, Watched):
         check(stage_of("qwen3 moe"))
     (captured,) = graphs
-    assert {adapted for _, adapted in captured._steps} == set(Adapted)
+    assert {adapted for _, adapted in captured.steps} == set(Adapted)
     assert Adapted.EXPERTS in kinds
 
 
