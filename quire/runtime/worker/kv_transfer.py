@@ -71,12 +71,8 @@ class BlockTransfer(Protocol):
 
 
 class CpuBlockTransfer:
-    """A BlockTransfer on a CPU, where both pools are main memory.
-
-    Args:
-        blocks: Device blocks, [storages, blocks, …].
-        host: Host blocks, [storages, host blocks, …].
-    """
+    """A BlockTransfer on a CPU between two tensors in main memory, `blocks` [storages, blocks, …] and `host` [storages,
+    host blocks, …]."""
 
     def __init__(self, blocks: Tensor, host: Tensor) -> None:
         self._blocks = blocks

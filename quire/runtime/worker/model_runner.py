@@ -150,12 +150,8 @@ class ModelRunner:
     # --- steps ------------------------------------------------------------------------------------------------------
 
     def launch(self, plan: Plan, drafts: StepDrafts | None = None) -> StepHandle:
-        """Apply the plan's changes, run its rows and sample their tokens. Masked rows are sampled once
-        `submit_bitmasks` brings their bitmasks, before the next plan is launched.
-
-        Args:
-            drafts: What was proposed for the plan; None if it has no drafts.
-        """
+        """Apply the plan's changes, run its rows with the proposed `drafts`, and sample their tokens. Masked rows are
+        sampled once `submit_bitmasks` brings their bitmasks, before the next plan is launched."""
         assert self._masked_step is None, "a step waits for its bitmasks"
         timer = self._timers.start()
         with torch.inference_mode():

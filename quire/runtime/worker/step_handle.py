@@ -39,12 +39,8 @@ class LaunchedStep:
 
 
 class MaskedStepHandle:
-    """A launched step whose masked rows are sampled once their bitmasks arrive.
-
-    Args:
-        sample: Launches the rest of the step.
-        wait: Waits for the part that is launched before.
-    """
+    """A launched step whose masked rows are sampled once their bitmasks arrive. `sample` launches the rest of the step,
+    and `wait` waits for what was launched before."""
 
     def __init__(self, sample: Callable[[TokenBitmasks], StepHandle], wait: Callable[[], None]) -> None:
         self._sample = sample

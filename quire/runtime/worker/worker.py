@@ -326,10 +326,7 @@ class Worker:
 
     def _warm_up_compilation(self, spec: ModelSpec) -> bool:
         """Compile all kernels, or load them from disk, while weights are read. Returns False if memory was missing.
-
-        Args:
-            spec: Spec of the whole model. A pipeline stage warms up the kernels of all layers, as its own may be few.
-        """
+        `spec` is the whole model's, so a pipeline stage warms up the kernels of all layers."""
         mesh = replace(self._mesh, rank=self._mesh.tp_rank, pp=1)
         share = rank_share(spec, mesh)
         try:

@@ -104,13 +104,8 @@ class Sampler:
         return only_masked and not self._slots.transforms.any_active(step.slots[step.late])
 
     def sample(self, logits: Tensor, slots: Tensor) -> None:
-        """Sample by the slots' parameters alone, and store each token in its slot as the next step's input. The host
-        decides nothing, so a graph can capture this.
-
-        Args:
-            logits: [sampled, vocab].
-            slots: [sampled] int64.
-        """
+        """Sample logits [sampled, vocab] by the parameters of `slots` [sampled] int64 alone, and store each token in
+        its slot as the next step's input. The host decides nothing, so a graph can capture this."""
         number = len(logits)
         sample_and_advance(logits, slots, self._slots, self.outputs.tokens[:number], self.outputs.faults[:number])
         self.outputs.send()
@@ -180,12 +175,8 @@ class Sampler:
         return self._report(step, scores, partial(_late_errors, step, sampled))
 
     def _report(self, step: Step, logits: Tensor, errors: Errors = errors_of) -> StepHandle:
-        """Launch the reports of a step all of whose positions are sampled.
-
-        Args:
-            logits: [sampled, vocab], of which log probabilities are reported.
-            errors: Finds which positions failed.
-        """
+        """Launch the reports of a step all of whose positions are sampled. Log probabilities are those of `logits`
+        [sampled, vocab], and `errors` finds the failed positions."""
         self._send_to_stages(step.number)
         number, request = len(step.slots), step.logprobs
         # 6. Log probabilities.

@@ -71,7 +71,6 @@ class _Row(NamedTuple):
 
     Attributes:
         read: How many tokens the draft model reads.
-        drafts: How many drafts the row gets.
         bound: Maximum tokens that the sequence may have, without drafts.
         place: Index of the row among the plan's sampled rows.
         follows: Whether the step before still runs.

@@ -70,11 +70,7 @@ class Drafter(Protocol):
 
 
 class LookupDrafter:
-    """A Drafter that indexes each slot's sequence, and looks up what may follow.
-
-    Args:
-        new_index: Makes the index of a slot's new owner.
-    """
+    """A Drafter that keeps an index of each slot's sequence, made by `new_index`, and looks up what may follow."""
 
     on_device = False
 

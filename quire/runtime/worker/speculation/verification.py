@@ -43,12 +43,8 @@ _NONE = np.zeros(0, dtype=np.int64)
 
 
 class _Changed(NamedTuple):
-    """What the host knows about positions whose logits were changed before they were sampled.
-
-    Attributes:
-        positions: The changed positions.
-        broken: Errors of logits processors, by position.
-    """
+    """What the host knows about positions whose logits were changed before sampling: their indices, and the errors of
+    logits processors by position."""
 
     positions: set[int]
     broken: dict[int, str]
