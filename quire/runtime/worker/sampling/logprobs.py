@@ -187,7 +187,6 @@ class PromptLogprobs:
             scores_of(logits, torch.zeros(len(logits), dtype=torch.int64, device=logits.device), most)
 
     def _row(self, row: PromptLogprobsRow, host: HostBatch, batch: Batch, hidden: Tensor, most: int) -> list[Scores]:
-        """Launch the scores of one row, slice by slice."""
         first = int(host.first_tokens[row.row])
         start, end = first + row.skip, first + row.skip + row.count
         targets = batch.tokens[start + 1 : end + 1]

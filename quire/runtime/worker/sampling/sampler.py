@@ -59,14 +59,9 @@ class Sampler:
 
     Args:
         most: Maximum sampled positions of a step.
-        mode: Which kind of log probabilities is reported.
         max_masked: Maximum positions of a step that have bitmasks; None: `most`.
         stages: Other stages of a pipeline, which receive the sampled tokens; None if there are none.
         rows: Maximum rows of a step with drafts, each of which also reports how many tokens it gains.
-
-    Attributes:
-        bitmasks: Applies the bitmasks of masked positions.
-        outputs: Receives tokens and faults.
     """
 
     def __init__(
@@ -291,7 +286,6 @@ def sample(
 def _sample_transformed(
     logits: Tensor, where: Tensor, slots: SlotTable, active: ActiveRows, *, keep_scores: bool
 ) -> Sampled:
-    """Sample logits all of whose rows have transforms."""
     sound = logits.amax(-1) < float("inf")  # also where a bitmask forbids every token
     logits = logits.clone() if logits.dtype == torch.float32 else logits.float()
     broken = slots.transforms.apply(logits, active)
@@ -303,7 +297,6 @@ def _sample_transformed(
 
 
 def _sample_plain(logits: Tensor, where: Tensor, slots: SlotTable, *, keep_scores: bool) -> Sampled:
-    """Sample logits without transforms."""
     number = len(logits)
     tokens = torch.empty(number, dtype=torch.int64, device=logits.device)
     faults = torch.empty(number, dtype=torch.int8, device=logits.device)
@@ -328,7 +321,6 @@ def warm_up(
     Args:
         logits: [sampled, vocab], any values.
         slots: The slot table, whose dummy slot is sampled for.
-        mode: Which kind of log probabilities will be reported.
         deferred: Context for what only logits transforms and kept scores need. Kernels need not run inside it.
         max_logprobs: Maximum tokens reported beside the sampled one.
     """

@@ -70,8 +70,7 @@ class ModelStates:
 
     Args:
         sources: The layers whose input streams are fused.
-        width: Width of a stream.
-        hidden: Width of a state.
+        width, hidden: Widths of a stream and of a state.
         fuse: Projection from [tokens, sources · width] to [tokens, hidden].
         group: The KV group whose blocks hold the states; it has no sliding window.
         embed: The model's embedding, which the head may borrow.
