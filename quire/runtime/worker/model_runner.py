@@ -4,7 +4,7 @@
 2. `StepStager.stage` stages its columns for the device, and makes the plan's changes.
 3. `_forward` computes logits: a small step is replayed (`replay.py`), any other runs kernel by kernel.
 4. `_end` samples tokens (`sampling/sampler.py`) or verifies drafts (`speculation/verification.py`), and launches the
-copy of the outputs to the host.
+   copy of the outputs to the host.
 
 The kind of a step, and whether sampling needs the host, decide where tokens are sampled:
 

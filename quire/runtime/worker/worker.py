@@ -345,6 +345,7 @@ class Worker:
         return True
 
     def _start_gemm_warmup(self, spec: ModelSpec, factory: LayerFactory) -> Future[bool]:
+        """Run the products of the layers' shapes once in a thread, while weights are read."""
         head = self._mesh.padded_part(spec.vocab_size).count
         gemms = gemms_of(factory.layers, head, spec.hidden, self._parts.limits, self._parts.graph_shapes().all())
         return start_warmup(gemms, factory.options)

@@ -8,7 +8,7 @@ late position takes these steps, in vLLM's order:
 1. Its logits are set apart.
 2. Bitmasks of structured outputs are applied.
 3. Logits transforms are applied: allowed tokens, bad words, stop tokens before min_tokens, logit_bias, logits
-processors, penalties (`logits_transforms.py`).
+   processors, penalties (`logits_transforms.py`).
 4. The op `sample` takes the likeliest token, or draws one by temperature, min_p, top_k and top_p.
 5. The slot stores and counts the token, and so do transforms that depend on tokens.
 6. Log probabilities are launched (`logprobs.py`).
