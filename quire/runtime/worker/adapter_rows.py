@@ -15,11 +15,8 @@ from quire.runtime.worker.staging_buffer import CopiedColumns
 
 
 class AdapterRows:
-    """Stages which tokens of a step use which adapter, as tiles.
-
-    Args:
-        on_gpu: Whether a GPU computes. A CPU has one tile per token, so that one recording serves all steps.
-    """
+    """Stages which tokens of a step use which adapter, as tiles. A CPU has one tile per token, so that one recording
+    serves all steps."""
 
     def __init__(self, updates: LowRankUpdates, *, on_gpu: bool) -> None:
         self._step: StepTiles = updates.step

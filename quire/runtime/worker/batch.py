@@ -20,13 +20,8 @@ from quire.runtime.worker.step import StepInputs
 
 @dataclass(frozen=True)
 class Batch:
-    """One step's input on the device.
-
-    Attributes:
-        rows: Input of attention.
-        positions: Input of rotary embeddings.
-        tokens: [tokens] int64 token ids.
-    """
+    """One step's input on the device: rows for attention, positions for rotary embeddings, and token ids [tokens]
+    int64."""
 
     rows: StepRows
     positions: Positions

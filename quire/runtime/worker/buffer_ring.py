@@ -12,7 +12,7 @@ _COPY_PROGRAMS = 8
 
 
 class BufferRing:
-    """Chooses each step's buffer, so that no two steps in flight share one, nor a step whose outputs are not read yet.
+    """Chooses each step's buffer. A buffer is reused only after its step has run and the host has read its outputs.
 
     The host counts the steps that it stages, and the device counts the steps that it runs. Both agree, because each
     `StagedColumns` is copied exactly once before the next step begins.
@@ -52,15 +52,8 @@ class BufferRing:
 
 
 class PinnedBuffers:
-    """The buffers of a ring.
-
-    Args:
-        entries: Number of int64 entries of each buffer.
-
-    Attributes:
-        host: [buffers, entries] int64, on the host.
-        device_view: The same memory as a tensor of the device.
-    """
+    """The buffers of a ring: `host` [buffers, entries] int64 on the host, and `device_view`, the same memory for the
+    device."""
 
     def __init__(self, ring: BufferRing, entries: int) -> None:
         on_gpu = ring.device.type != "cpu"

@@ -66,11 +66,8 @@ class ShortSteps(Enum):
 
 @dataclass(frozen=True)
 class GraphShape:
-    """Sizes of a captured step, with padding.
-
-    Attributes:
-        plan_rows: Maximum rows of a plan; 0: as many as sampled positions.
-    """
+    """Sizes of a captured step, with padding. `plan_rows` is the maximum rows of a plan, where 0 means as many as
+    `sampled`."""
 
     kind: ShapeKind
     tokens: int

@@ -76,11 +76,8 @@ def unpin_host_memory(memory: Tensor) -> None:
 
 
 def unowned_view(x: Tensor, device: torch.device) -> Tensor:
-    """Return a tensor on the GPU `device` over the memory of `x`, without keeping that memory alive.
-
-    Args:
-        x: A contiguous tensor on that GPU, or in pinned host memory, which kernels then read and write in place.
-    """
+    """Return a tensor on the GPU `device` over the memory of `x`, without keeping that memory alive. `x` is contiguous,
+    and on that GPU or in pinned host memory, which kernels then read and write in place."""
     assert x.is_contiguous()
     view = torch.as_tensor(_ArrayInterface(x), device=device)
     assert view.data_ptr() == x.data_ptr(), "a copy: the memory belongs to another device"

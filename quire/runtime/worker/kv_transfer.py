@@ -71,12 +71,8 @@ class BlockTransfer(Protocol):
 
 
 class CpuBlockTransfer:
-    """A BlockTransfer on a CPU, where both pools are main memory.
-
-    Args:
-        blocks: Device blocks, [storages, blocks, …].
-        host: Host blocks, [storages, host blocks, …].
-    """
+    """A BlockTransfer on a CPU between two tensors in main memory, `blocks` [storages, blocks, …] and `host` [storages,
+    host blocks, …]."""
 
     def __init__(self, blocks: Tensor, host: Tensor) -> None:
         self._blocks = blocks
@@ -142,11 +138,8 @@ class GpuBlockTransfer:
 
     A block that is swapped out is first gathered into a staging buffer on the steps' stream, so that it can be
     overwritten at once; the buffer is copied to the host while the step computes. A block that is swapped in is copied
-    to another staging buffer, and the step waits for it. Each run of consecutive host blocks takes one copy.
-
-    Args:
-        blocks: [storages, blocks, …] on the device.
-        host_blocks: Number of blocks of the host pool.
+    to another staging buffer, and the step waits for it. Each run of consecutive host blocks takes one copy. `blocks`
+    is [storages, blocks, …] on the device.
     """
 
     def __init__(self, blocks: Tensor, host_blocks: int) -> None:

@@ -23,13 +23,8 @@ _MAX_MASKED = -1e3
 
 
 def left_out(checkpoint: Checkpoint, spec: ModelSpec) -> Iterator[str]:
-    """Yield a warning for each kind of tensor that differs from the computed values. Config.json takes precedence, as
-    in transformers.
-
-    Args:
-        checkpoint: The checkpoint whose weights are checked.
-        spec: Spec of the model, or of a rank's share of it.
-    """
+    """Yield a warning for each kind of tensor that differs from the values computed from config.json, which take
+    precedence, as in transformers. `spec` may describe a rank's share of the model."""
     kinds: dict[str, tuple[str, Callable[[Tensor], bool]]] = {
         ".rotary_emb.inv_freq": ("the rotary frequencies of config.json", lambda value: _is_rotary(value, spec)),
         ".attn.bias": ("a causal mask", _is_causal),

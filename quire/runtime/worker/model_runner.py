@@ -4,7 +4,7 @@
 2. `StepStager.stage` stages its columns for the device, and makes the plan's changes.
 3. `_forward` computes logits: a small step is replayed (`replay.py`), any other runs kernel by kernel.
 4. `_end` samples tokens (`sampling/sampler.py`) or verifies drafts (`speculation/verification.py`), and launches the
-copy of the outputs to the host.
+   copy of the outputs to the host.
 
 The kind of a step, and whether sampling needs the host, decide where tokens are sampled:
 
@@ -150,12 +150,8 @@ class ModelRunner:
     # --- steps ------------------------------------------------------------------------------------------------------
 
     def launch(self, plan: Plan, drafts: StepDrafts | None = None) -> StepHandle:
-        """Apply the plan's changes, run its rows and sample their tokens. Masked rows are sampled once
-        `submit_bitmasks` brings their bitmasks, before the next plan is launched.
-
-        Args:
-            drafts: What was proposed for the plan; None if it has no drafts.
-        """
+        """Apply the plan's changes, run its rows with the proposed `drafts`, and sample their tokens. Masked rows are
+        sampled once `submit_bitmasks` brings their bitmasks, before the next plan is launched."""
         assert self._masked_step is None, "a step waits for its bitmasks"
         timer = self._timers.start()
         with torch.inference_mode():

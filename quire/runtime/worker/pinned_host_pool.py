@@ -24,17 +24,15 @@ _log = logging.getLogger(__name__)
 
 
 class PinnedHostPool:
-    """Blocks of host memory by number.
+    """Blocks of host memory by number, each of the same `shape` and `dtype`.
 
     Callers never wait for a block: they may use only ready blocks. If the system pins no more memory, the remaining
     blocks never become ready.
 
     Args:
-        shape, dtype: Shape and dtype of a block.
         pin: Makes a pinned tensor of the given number of uint8; raises RuntimeError if no more memory can be pinned.
         unpin: Releases such a tensor.
         part_bytes: Memory to pin at a time.
-        pause_s: Pause between two parts, in seconds.
 
     Attributes:
         num_ready: Blocks 0 to num_ready - 1 may be used. The number grows while the thread runs.

@@ -31,11 +31,8 @@ _log = logging.getLogger(__name__)
 
 
 class Replayable(Protocol):
-    """Replays steps that were captured or recorded.
-
-    Attributes:
-        can_stop: Whether a replay can stop at the logits, so that the host reads or changes them before `replay_rest`.
-    """
+    """Replays steps that were captured or recorded. If `can_stop`, a replay can stop at the logits, so that the host
+    reads or changes them before `replay_rest`."""
 
     can_stop: bool
 
@@ -55,12 +52,8 @@ class Replayable(Protocol):
 
 
 class CudaGraphs:
-    """CUDA graphs by the shape of their step and by what adapters change in it. `shapes` has the captured shapes, none
-    at first.
-
-    Args:
-        short: Which short steps are captured.
-    """
+    """CUDA graphs by the shape of their step and by what adapters change in it. `short` says which short steps are
+    captured, and `shapes` has the captured shapes, none at first."""
 
     can_stop = False
 
@@ -109,11 +102,8 @@ class CudaGraphs:
 
 
 class RecordedSteps:
-    """Recorded steps of all sizes up to `most`; nothing is padded.
-
-    Args:
-        recordings: A recording for each kind of adapter change. Steps whose adapters change experts have none.
-    """
+    """Recorded steps of all sizes up to `most`, by what adapters change in them. Nothing is padded, and steps whose
+    adapters change experts are not recorded."""
 
     can_stop = True
 

@@ -30,12 +30,8 @@ _FLOATS = ("temperature", "top_p", "min_p")
 
 
 class NewOwners(NamedTuple):
-    """New owners of slots, as device tensors.
-
-    Attributes:
-        slots: [n] int64.
-        ints, floats: [n · columns] int64 and float64, the values of the table's columns, owner by owner.
-    """
+    """New owners of slots, as device tensors: `slots` [n] int64, and the values of the table's columns, owner by owner,
+    as `ints` [n · columns] int64 and `floats` [n · columns] float64."""
 
     slots: Tensor
     ints: Tensor
@@ -43,12 +39,8 @@ class NewOwners(NamedTuple):
 
 
 class NewBlocks(NamedTuple):
-    """Changes of block tables, as device tensors.
-
-    Attributes:
-        places: [n] int64, unique indices into the flattened tables.
-        ids: [n] int64, block ids.
-    """
+    """Changes of block tables, as [n] int64 device tensors: distinct `places` in the flattened tables, and their new
+    block `ids`."""
 
     places: Tensor
     ids: Tensor

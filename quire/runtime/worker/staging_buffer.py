@@ -122,12 +122,8 @@ class CopiedColumns:
 
 
 class ZeroCopyColumns:
-    """The last columns of a step, which kernels read from the host.
-
-    Args:
-        parts: The copied columns.
-        copied: Number of entries of the copied columns.
-    """
+    """The last columns of a step, which kernels read from the host. They follow the copied columns `parts`, which have
+    `copied` entries."""
 
     __slots__ = ("_buffer", "_copied", "_end", "_parts")
 
@@ -146,15 +142,8 @@ class ZeroCopyColumns:
 
 
 class StagedColumns:
-    """The staged columns of a step. The device copies them once, by `copy_to_device` or in the replay of a graph.
-
-    Args:
-        array: The step's host buffer.
-        num_copied: Number of entries that are copied.
-
-    Attributes:
-        is_copied: Whether the copy was launched.
-    """
+    """The staged columns of a step, in its host buffer `array`. The device copies the first `num_copied` entries once,
+    by `copy_to_device` or in the replay of a graph. `is_copied` says whether the copy was launched."""
 
     __slots__ = ("_array", "_buffer", "is_copied", "num_copied")
 

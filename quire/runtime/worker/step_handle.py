@@ -13,12 +13,8 @@ from quire.runtime.worker.steps_in_flight import MAX_STEPS_IN_FLIGHT
 
 
 class LaunchedStep:
-    """A step that is launched to its end.
-
-    Args:
-        finish: Makes the result from the outputs that came back to the host.
-        ended: The GPU event after the step; None if the step is already over, as on a CPU.
-    """
+    """A step that is launched to its end. `finish` makes the result from the outputs on the host, once the GPU event
+    `ended` has passed; `ended` is None if the step is already over, as on a CPU."""
 
     def __init__(self, finish: Callable[[], Result], ended: torch.cuda.Event | None = None) -> None:
         self._finish = finish
@@ -39,12 +35,8 @@ class LaunchedStep:
 
 
 class MaskedStepHandle:
-    """A launched step whose masked rows are sampled once their bitmasks arrive.
-
-    Args:
-        sample: Launches the rest of the step.
-        wait: Waits for the part that is launched before.
-    """
+    """A launched step whose masked rows are sampled once their bitmasks arrive. `sample` launches the rest of the step,
+    and `wait` waits for what was launched before."""
 
     def __init__(self, sample: Callable[[TokenBitmasks], StepHandle], wait: Callable[[], None]) -> None:
         self._sample = sample

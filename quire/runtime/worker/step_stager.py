@@ -41,11 +41,7 @@ class KeptStep(NamedTuple):
 
 
 class StepStager:
-    """Stages steps in order.
-
-    Args:
-        verifies: Whether the graphs of short steps verify drafts.
-    """
+    """Stages steps in order. `verifies` says whether the graphs of short steps verify drafts."""
 
     def __init__(
         self,

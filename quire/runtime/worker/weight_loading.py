@@ -36,7 +36,6 @@ def load_weights(config: Config, spec: ModelSpec, whole: ModelSpec, factory: Lay
     Args:
         spec: Spec of this rank's share of the model.
         whole: Spec of the whole model, all of whose weights the files must have.
-        clock: Measures the reading rate.
 
     Raises:
         CheckpointError: The checkpoint does not fit the model.

@@ -326,10 +326,7 @@ class Worker:
 
     def _warm_up_compilation(self, spec: ModelSpec) -> bool:
         """Compile all kernels, or load them from disk, while weights are read. Returns False if memory was missing.
-
-        Args:
-            spec: Spec of the whole model. A pipeline stage warms up the kernels of all layers, as its own may be few.
-        """
+        `spec` is the whole model's, so a pipeline stage warms up the kernels of all layers."""
         mesh = replace(self._mesh, rank=self._mesh.tp_rank, pp=1)
         share = rank_share(spec, mesh)
         try:
@@ -348,6 +345,7 @@ class Worker:
         return True
 
     def _start_gemm_warmup(self, spec: ModelSpec, factory: LayerFactory) -> Future[bool]:
+        """Run the products of the layers' shapes once in a thread, while weights are read."""
         head = self._mesh.padded_part(spec.vocab_size).count
         gemms = gemms_of(factory.layers, head, spec.hidden, self._parts.limits, self._parts.graph_shapes().all())
         return start_warmup(gemms, factory.options)

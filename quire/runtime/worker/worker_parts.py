@@ -108,13 +108,8 @@ class WorkerParts:
         return LowRankUpdates(lora.max_loras, lora.max_lora_rank, self._device.type) if lora.enable_lora else None
 
     def adapter_loader(self, updates: LowRankUpdates, spec: ModelSpec, factory: LayerFactory) -> DeviceAdapterLoader:
-        """Make the slots of adapters, and a loader that reads adapters from a directory or the hub.
-
-        Args:
-            updates: What adapters may change in this rank's part.
-            spec: Spec of the whole model.
-            factory: The factory that built this rank's layers.
-        """
+        """Make the slots of adapters, and a loader that reads adapters from a directory or the hub. `spec` is the whole
+        model's, while `updates` and `factory` belong to this rank's part."""
         with gpu_memory.room_for(
             "the slots of adapters", "lower --max-loras or --max-lora-rank, or give a smaller model"
         ):

@@ -47,10 +47,8 @@ class Scores(NamedTuple):
     """Scores and ranks of n tokens, and the k likeliest tokens at their positions.
 
     Attributes:
-        own: [n] fp32.
-        ranks: [n] int64.
-        ids: [n, k] int64, the likeliest tokens, best first.
-        values: [n, k] fp32.
+        own, ranks: [n] fp32 and int64.
+        ids, values: [n, k] int64 and fp32, the likeliest tokens and their scores, best first.
     """
 
     own: Tensor
@@ -154,14 +152,8 @@ def scores_of(logits: Tensor, tokens: Tensor, most: int) -> Scores:
 
 
 def warm_up_logprobs(logits: Tensor, tokens: Tensor, mode: LogprobsMode, most: int) -> None:
-    """Run everything that reports log probabilities, with the maximum memory that it takes.
-
-    Args:
-        logits: [n, vocab], any values.
-        tokens: [n] int64, any values.
-        mode: Which kind of log probabilities will be reported.
-        most: Maximum tokens reported beside the sampled one.
-    """
+    """Run everything that reports log probabilities of `tokens` [n] int64 in logits [n, vocab], with the maximum memory
+    that it takes. At most `most` tokens will be reported beside the sampled one."""
     rows = torch.arange(len(logits), device=logits.device)
     for normalise in {True, mode.endswith("logprobs")}:  # prompts are always reported as log probabilities
         score(logits, rows, tokens, 1, normalise=normalise)
@@ -171,12 +163,8 @@ def warm_up_logprobs(logits: Tensor, tokens: Tensor, mode: LogprobsMode, most: i
 
 
 class PromptLogprobs:
-    """Log probabilities of a prompt's tokens, always the model's own. A chunk's logits are computed in slices, to bound
-    their memory.
-
-    Attributes:
-        positions: Maximum prompt positions of a slice.
-    """
+    """Log probabilities of a prompt's tokens, always the model's own. A chunk's logits are computed in slices of at
+    most `positions` prompt positions, to bound their memory."""
 
     def __init__(self, model: Model, slots: SlotTable) -> None:
         self._model = model
@@ -199,7 +187,6 @@ class PromptLogprobs:
             scores_of(logits, torch.zeros(len(logits), dtype=torch.int64, device=logits.device), most)
 
     def _row(self, row: PromptLogprobsRow, host: HostBatch, batch: Batch, hidden: Tensor, most: int) -> list[Scores]:
-        """Launch the scores of one row, slice by slice."""
         first = int(host.first_tokens[row.row])
         start, end = first + row.skip, first + row.skip + row.count
         targets = batch.tokens[start + 1 : end + 1]

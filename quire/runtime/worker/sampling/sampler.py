@@ -8,7 +8,7 @@ late position takes these steps, in vLLM's order:
 1. Its logits are set apart.
 2. Bitmasks of structured outputs are applied.
 3. Logits transforms are applied: allowed tokens, bad words, stop tokens before min_tokens, logit_bias, logits
-processors, penalties (`logits_transforms.py`).
+   processors, penalties (`logits_transforms.py`).
 4. The op `sample` takes the likeliest token, or draws one by temperature, min_p, top_k and top_p.
 5. The slot stores and counts the token, and so do transforms that depend on tokens.
 6. Log probabilities are launched (`logprobs.py`).
@@ -59,14 +59,9 @@ class Sampler:
 
     Args:
         most: Maximum sampled positions of a step.
-        mode: Which kind of log probabilities is reported.
         max_masked: Maximum positions of a step that have bitmasks; None: `most`.
         stages: Other stages of a pipeline, which receive the sampled tokens; None if there are none.
         rows: Maximum rows of a step with drafts, each of which also reports how many tokens it gains.
-
-    Attributes:
-        bitmasks: Applies the bitmasks of masked positions.
-        outputs: Receives tokens and faults.
     """
 
     def __init__(
@@ -104,13 +99,8 @@ class Sampler:
         return only_masked and not self._slots.transforms.any_active(step.slots[step.late])
 
     def sample(self, logits: Tensor, slots: Tensor) -> None:
-        """Sample by the slots' parameters alone, and store each token in its slot as the next step's input. The host
-        decides nothing, so a graph can capture this.
-
-        Args:
-            logits: [sampled, vocab].
-            slots: [sampled] int64.
-        """
+        """Sample logits [sampled, vocab] by the parameters of `slots` [sampled] int64 alone, and store each token in
+        its slot as the next step's input. The host decides nothing, so a graph can capture this."""
         number = len(logits)
         sample_and_advance(logits, slots, self._slots, self.outputs.tokens[:number], self.outputs.faults[:number])
         self.outputs.send()
@@ -180,12 +170,8 @@ class Sampler:
         return self._report(step, scores, partial(_late_errors, step, sampled))
 
     def _report(self, step: Step, logits: Tensor, errors: Errors = errors_of) -> StepHandle:
-        """Launch the reports of a step all of whose positions are sampled.
-
-        Args:
-            logits: [sampled, vocab], of which log probabilities are reported.
-            errors: Finds which positions failed.
-        """
+        """Launch the reports of a step all of whose positions are sampled. Log probabilities are those of `logits`
+        [sampled, vocab], and `errors` finds the failed positions."""
         self._send_to_stages(step.number)
         number, request = len(step.slots), step.logprobs
         # 6. Log probabilities.
@@ -300,7 +286,6 @@ def sample(
 def _sample_transformed(
     logits: Tensor, where: Tensor, slots: SlotTable, active: ActiveRows, *, keep_scores: bool
 ) -> Sampled:
-    """Sample logits all of whose rows have transforms."""
     sound = logits.amax(-1) < float("inf")  # also where a bitmask forbids every token
     logits = logits.clone() if logits.dtype == torch.float32 else logits.float()
     broken = slots.transforms.apply(logits, active)
@@ -312,7 +297,6 @@ def _sample_transformed(
 
 
 def _sample_plain(logits: Tensor, where: Tensor, slots: SlotTable, *, keep_scores: bool) -> Sampled:
-    """Sample logits without transforms."""
     number = len(logits)
     tokens = torch.empty(number, dtype=torch.int64, device=logits.device)
     faults = torch.empty(number, dtype=torch.int8, device=logits.device)
@@ -337,7 +321,6 @@ def warm_up(
     Args:
         logits: [sampled, vocab], any values.
         slots: The slot table, whose dummy slot is sampled for.
-        mode: Which kind of log probabilities will be reported.
         deferred: Context for what only logits transforms and kept scores need. Kernels need not run inside it.
         max_logprobs: Maximum tokens reported beside the sampled one.
     """

@@ -19,12 +19,8 @@ from quire.runtime.worker.steps_in_flight import MAX_STEPS_IN_FLIGHT
 
 
 class BitmaskBuffer:
-    """Bitmasks in pinned memory, which a GPU's kernel reads in place: 256 masks of 131,072 tokens are 4 MB.
-
-    Args:
-        most: Maximum bitmasks of a step.
-        steps: Maximum steps with bitmasks at the same time.
-    """
+    """Bitmasks in pinned memory, which a GPU's kernel reads in place: 256 masks of 131,072 tokens are 4 MB. There is
+    room for `most` bitmasks per step, and for `steps` steps at the same time."""
 
     def __init__(self, most: int, vocab_size: int, device: torch.device, steps: int = MAX_STEPS_IN_FLIGHT) -> None:
         on_gpu = device.type != "cpu"

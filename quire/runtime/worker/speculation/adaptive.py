@@ -191,7 +191,6 @@ class AdaptiveDrafter:
         return self._inner.follows(replace(plan, drafts=self._granted[plan.step].drafts))
 
     def _propose(self, plan: Plan, grant: _Grant) -> StepDrafts:
-        """Propose drafts for a plan that has begun, at most as many as it is granted."""
         granted = grant.drafts
         if self._barred is not None:  # slots may have owners that were not known then
             barred = self._barred(np.array(plan.slots)[plan.sampled_rows])

@@ -294,7 +294,6 @@ class DraftLengths:
         return self._chosen[1]
 
     def _best(self, tokens: int, rates: FloatArray, finds: FloatArray, most: IntArray) -> Choice | None:
-        """Return the best number of drafts, or None if that is 0."""
         longest, rows = int(most.max(initial=0)), len(rates)
         powers = np.cumprod(np.repeat(rates[:, None], longest, axis=1), axis=1)  # [rows, drafts]
         powers[np.arange(longest) >= most[:, None]] = 0.0

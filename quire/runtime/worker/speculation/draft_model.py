@@ -71,7 +71,6 @@ class _Row(NamedTuple):
 
     Attributes:
         read: How many tokens the draft model reads.
-        drafts: How many drafts the row gets.
         bound: Maximum tokens that the sequence may have, without drafts.
         place: Index of the row among the plan's sampled rows.
         follows: Whether the step before still runs.
@@ -100,11 +99,9 @@ class DraftModel:
     Args:
         steps: Runs the draft model, which has as many slots and blocks as the main model.
         group: The main model's KV group without a sliding window.
-        block_size: Tokens per block.
-        longest: Maximum sequence length of the draft model.
+        longest: Maximum sequence length of the draft model, in tokens.
         most_tokens: Maximum tokens of a step of the draft model.
         max_drafts: Maximum drafts of a row.
-        is_head: Whether the draft model is a head of the main model.
     """
 
     def __init__(

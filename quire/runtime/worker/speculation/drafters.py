@@ -70,11 +70,7 @@ class Drafter(Protocol):
 
 
 class LookupDrafter:
-    """A Drafter that indexes each slot's sequence, and looks up what may follow.
-
-    Args:
-        new_index: Makes the index of a slot's new owner.
-    """
+    """A Drafter that keeps an index of each slot's sequence, made by `new_index`, and looks up what may follow."""
 
     on_device = False
 
@@ -142,8 +138,7 @@ def build_drafter(
     """Build the drafter; returns None without speculation.
 
     Args:
-        config: Resolved settings of the main model.
-        spec: Spec of the main model.
+        config, spec: Resolved settings and spec of the main model.
         blocks: Number of the main model's KV blocks.
         load: Loads the model of other settings; returns its runner.
         followed: The main model's slots on a device that runs ahead of the host; None on a CPU.

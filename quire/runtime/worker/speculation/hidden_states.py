@@ -42,7 +42,6 @@ class StateRows:
 
     Args:
         blocks: Number of KV blocks without the dummy.
-        block_size: Tokens per block.
         slots: Number of slots with the dummy.
 
     Attributes:
@@ -71,8 +70,7 @@ class ModelStates:
 
     Args:
         sources: The layers whose input streams are fused.
-        width: Width of a stream.
-        hidden: Width of a state.
+        width, hidden: Widths of a stream and of a state.
         fuse: Projection from [tokens, sources · width] to [tokens, hidden].
         group: The KV group whose blocks hold the states; it has no sliding window.
         embed: The model's embedding, which the head may borrow.
@@ -137,11 +135,6 @@ def model_states(config: Config, spec: ModelSpec, options: TensorOptions, embed:
     """Make the ModelStates for the configured draft head and load the weights of its fusion; returns None without a
     head.
 
-    Args:
-        config: Resolved settings of the model.
-        spec: Spec of the model.
-        embed: The model's embedding.
-
     Raises:
         CheckpointError: The head's files are broken or do not fit.
     """
@@ -158,11 +151,8 @@ def model_states(config: Config, spec: ModelSpec, options: TensorOptions, embed:
 
 
 class HeadStates:
-    """LentStates of a head's worker: finds the state that each token of a step is read with.
-
-    Args:
-        states: The states of the model, whose worker has the same slots.
-    """
+    """LentStates of a head's worker: finds the state that each token of a step is read with. The main model's worker,
+    which owns `states`, must have the same slots."""
 
     def __init__(self, states: StateRows) -> None:
         device = states.rows.device.type

@@ -15,12 +15,8 @@ _SEED = 1
 
 
 class SyntheticAcceptance:
-    """Decides by its own random numbers which drafts are accepted.
-
-    Args:
-        rates: By position, the probability from 0 to 1 that this draft and all before it are accepted; must not
-            increase.
-    """
+    """Decides by its own random numbers which drafts are accepted. `rates` are, by position, the probabilities from 0
+    to 1 that this draft and all before it are accepted, and must not increase."""
 
     def __init__(self, rates: Sequence[float], vocab_size: int, device: torch.device) -> None:
         before = [1.0, *rates]

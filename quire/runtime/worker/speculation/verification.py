@@ -43,12 +43,8 @@ _NONE = np.zeros(0, dtype=np.int64)
 
 
 class _Changed(NamedTuple):
-    """What the host knows about positions whose logits were changed before they were sampled.
-
-    Attributes:
-        positions: The changed positions.
-        broken: Errors of logits processors, by position.
-    """
+    """What the host knows about positions whose logits were changed before sampling: their indices, and the errors of
+    logits processors by position."""
 
     positions: set[int]
     broken: dict[int, str]
@@ -59,7 +55,6 @@ class Verifier:
 
     Args:
         most: Maximum positions of a step.
-        mode: Which kind of log probabilities is reported.
         outputs: Receives tokens and faults. Its column of tokens also has an entry per row, for the number of tokens
             gained.
         synthetic: Decides in place of the model which drafts are accepted, except in steps with bitmasks; None: the
@@ -276,7 +271,6 @@ class Verifier:
         )  # fmt: skip
 
     def _report(self, step: Step, scores: Tensor, positions: int, changed: _Changed) -> StepHandle:
-        """Launch the reports of a step of which `positions` were sampled, padding included."""
         number, owners, request = len(step.slots), self._slots.host.owners[step.slots], step.logprobs
         tokens, faults = self._outputs.on_host()
         gained = tokens[positions : positions + len(step.drafts.counts)]

@@ -60,7 +60,6 @@ def reduced_model(
         updates: Receives the layers that adapters may change; None without adapters.
         mesh: Mesh position of the rank whose part of each layer is built.
         collectives: Collectives that do not wait for other ranks.
-        links: Links of a pipeline stage that has all of the reduced model's layers.
     """
     layers = layers_of_every_kind(spec)
     factory = LayerFactory(options, spec.quantization, mesh, collectives, updates)

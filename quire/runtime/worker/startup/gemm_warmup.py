@@ -35,11 +35,8 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Gemm:
-    """A product x Wᵀ, or x Wᵀ + b, where W is [outputs, columns].
-
-    Attributes:
-        rows: Row counts of x in descending order, so that the memory of the first serves the others.
-    """
+    """A product x Wᵀ, or x Wᵀ + b, where W is [outputs, columns]. `rows` are the row counts of x in descending order,
+    so that the memory of the first serves the others."""
 
     outputs: int
     columns: int

@@ -31,11 +31,10 @@ class StartingRunner(ModelRunner):
             self.run_dummies([1] * rows, deferred)
 
     def capture_graphs(self, most: int, *, precompiled: bool = False) -> None:
-        """Capture CUDA graphs, then run a step one token larger, so that no request waits for work done at a first
-        launch.
+        """Capture CUDA graphs of steps up to `most` tokens, then run a step one token larger, so that no request waits
+        for work done at a first launch.
 
         Args:
-            most: Maximum tokens of a captured step.
             precompiled: Whether the kernels of these steps are compiled and loaded already, or are being compiled
                 elsewhere. If so, only the largest step of each kind runs before its capture, for what Triton and torch
                 do at a first launch.
