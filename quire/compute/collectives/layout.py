@@ -15,7 +15,7 @@ from quire.compute.mesh import Mesh
 LINE = 64
 """Bytes of a line; words that different ranks write are at least this far apart."""
 BUFFER_BYTES = 1 << 20
-"""The fewest bytes of a buffer. Larger tensors go piece by piece, so that other ranks read from a cache."""
+"""The minimum bytes of a buffer. Larger tensors go piece by piece, so that other ranks read from a cache."""
 _WORD = 4
 _BEGUN, _STATE = 2, 3
 """Words of a line behind those of the kernels."""

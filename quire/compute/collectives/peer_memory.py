@@ -27,7 +27,7 @@ class OwnMemory:
     """Memory of this card, which is zero at first.
 
     Args:
-        size: The least bytes.
+        size: The minimum bytes.
 
     Attributes:
         address: The address in this process.

@@ -25,18 +25,18 @@ _ALIGNMENT = "general.alignment"
 _LARGEST_ALIGNMENT = 1 << 20
 _LARGEST_DIMENSION = 1 << 40
 _LARGEST_HEADER = 1 << 30
-"""Bytes of a header; the largest vocabularies take some 20 MB."""
+"""The maximum bytes of a header; the largest vocabularies take some 20 MB."""
 _MAX_ELEMENTS = 1 << 23
-"""The most elements of all arrays and tensors; a Python value takes some 60 bytes."""
+"""The maximum number of elements of all arrays and tensors; a Python value takes some 60 bytes."""
 _DEEPEST = 2
-"""The deepest nesting of arrays, which no tool writes."""
+"""The maximum nesting of arrays, which no tool writes."""
 _AT_ONCE = 1 << 22
 _NUMBERS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 10: "Q", 11: "q", 12: "d"}
 """How struct reads values, by the number of their type."""
 _BOOL, _STRING, _ARRAY = 7, 8, 9
 _LEAST_BYTES = {_BOOL: 1, _STRING: 8, _ARRAY: 12} | {kind: struct.calcsize(code) for kind, code in _NUMBERS.items()}
 _LEAST_ENTRY_BYTES = 8 + 4 + 1
-"""The fewest bytes of a key and its value."""
+"""The minimum bytes of a key and its value."""
 _LEAST_TENSOR_BYTES = 8 + 4 + 4 + 8
 _ADVICE = "download it again"
 

@@ -38,7 +38,7 @@ _VIEWS = {
     _aten.alias.default,
 }
 _ALIGNED = 64
-"""Tensors begin at multiples of so many bytes."""
+"""Tensors begin at multiples of this many bytes."""
 _ELSEWHERE = -1
 """Stands for the number of a tensor where an argument is a number, or an address that outlives the step."""
 

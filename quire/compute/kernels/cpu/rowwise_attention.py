@@ -59,7 +59,7 @@ def paged_attention(q: Tensor, kv: PagedKV, rows: PagedRows, mask: Mask, scores:
 
 
 def _name(op: str, x: Tensor, cache: Tensor, scales: Tensor | None) -> str | None:
-    """Of the kernel for a cache whose elements are x's, or quantized; None: there is none."""
+    """Return the name of the kernel for a cache with x's dtype or a quantized one; None: there is no kernel."""
     if scales is None:
         return op if cache.dtype == x.dtype else None
     kind = QUANTIZED_CACHES.get(cache.dtype)

@@ -27,7 +27,7 @@ from quire.compute.kernels.reference.quantized_rows import Rows
 QUAD = 4
 """Columns that one instruction multiplies."""
 MAX_COLUMNS = 1 << 16
-"""The most columns whose sum of int8 products fits 32 bits."""
+"""The maximum number of columns whose sum of int8 products fits 32 bits."""
 _STEP = 16
 """Columns that are read at a time."""
 _FLOAT8_BIAS = 256.0

@@ -45,7 +45,7 @@ def choose_frequencies(lengths: Tensor, both: Tensor, original: int, out: Tensor
     Args:
         lengths: [tokens] int64.
         both: [2, width / 2] fp32; the second is for sequences longer than `original` tokens.
-        original: The length, in tokens, that the model was trained with first.
+        original: The original length, in tokens.
         out: [tokens, width / 2] fp32.
     """
     out.copy_(both[(lengths > original).long()])

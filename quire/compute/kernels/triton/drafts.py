@@ -63,7 +63,6 @@ def verify_drafts(
 
 
 def _options(device: torch.device) -> dict[str, Any]:
-    """Of every launch."""
     overlap = can_overlap(device)
     return {"BLOCK": _BLOCK, "OVERLAP": overlap, "num_warps": _WARPS, "launch_pdl": overlap}
 
@@ -154,7 +153,7 @@ def _verify_drafts(
     tokens, faults, next_drafts, ends, slots, rows, length, last, drawn, recent, width, counts,
     BLOCK: tl.constexpr, OVERLAP: tl.constexpr,
 ):  # fmt: skip
-    """A row a lane: it goes on as long as what was sampled is the draft behind it."""
+    """Verify with a lane for each row, which goes on as long as the sampled token is the draft behind it."""
     release_dependents(OVERLAP)
     row = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     inside = row < rows

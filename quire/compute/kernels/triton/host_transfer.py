@@ -35,7 +35,7 @@ def copy_inputs_from_host(buffers: Tensor, turn: Tensor, out: Tensor) -> None:
 
 
 def copy_outputs_to_host(outputs: Tensor, buffers: Tensor, turn: Tensor) -> None:
-    """All are contiguous."""
+    """Implement reference/host_transfer.py's `copy_outputs_to_host`; all tensors are contiguous."""
     number, entries = buffers.shape
     overlap = can_overlap(outputs.device)
     _copy_outputs_to_host[(1,)](

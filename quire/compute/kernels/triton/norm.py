@@ -29,14 +29,16 @@ TILE = 1_024
 PER_THREAD = 8
 """Elements of a thread, 16 bytes of bf16, measured by tuning/h200/tune_small.py. Threads of wider rows have more."""
 GROUPS = 8
-"""The most groups of a row that one program quantizes."""
+"""The maximum number of groups of a row that one program quantizes."""
 _QUANTIZED_PER_THREAD = 16
 """Elements of a thread that quantizes."""
 
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float, out: Tensor, delta: Tensor | None = None) -> None:
-    """x is [tokens, width] or [tokens, heads, width], and may be a part of something wider, such as the queries and
-    keys of a projection. The others are contiguous.
+    """Implement reference/norm.py's `rms_norm`; x is [tokens, width] or [tokens, heads, width], and may be a part of a
+    wider tensor.
+
+    All other tensors are contiguous.
 
     Raises:
         ValueError: A row is wider than WIDEST.
@@ -57,7 +59,7 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float, out: Tensor, delta: Tensor |
 
 
 def layer_norm(x: Tensor, weight: Tensor, bias: Tensor, eps: float, out: Tensor, delta: Tensor | None = None) -> None:
-    """All are contiguous.
+    """Implement reference/norm.py's `layer_norm`; all tensors are contiguous.
 
     Raises:
         ValueError: A row is wider than WIDEST.

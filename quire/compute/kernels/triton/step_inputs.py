@@ -53,7 +53,7 @@ def prepare_inputs(
 
 
 def init_slots(slots: Tensor, ints: Tensor, floats: Tensor, of_ints: Tensor, of_floats: Tensor, tables: Tensor) -> None:
-    """All are contiguous."""
+    """Implement reference/step_inputs.py's `init_slots`; all tensors are contiguous."""
     groups, every, blocks = tables.shape
     columns = len(of_ints), len(of_floats)
     _init_slots[(len(slots), cdiv(blocks, _LINE), groups)](

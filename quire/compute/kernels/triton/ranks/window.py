@@ -26,7 +26,7 @@ PUSHED_WORDS = 1 << 18
 PULLED_TILE_BYTES = 1 << 13
 """Bytes of a tile of `pulled.py`."""
 PULLED_PROGRAMS = 128
-"""The most programs of `pulled.py`: all run at the same time on a card with as many multiprocessors."""
+"""The maximum number of programs of `pulled.py`: all run at once on a card with as many multiprocessors."""
 PULLED_BYTES = 1 << 25
 """The largest tensor that is pulled."""
 FLAG_BYTES = PULLED_PROGRAMS * MAX_RANKS * 4

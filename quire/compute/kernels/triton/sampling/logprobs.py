@@ -30,7 +30,7 @@ from quire.compute.kernels.triton.sampling.logit_keys import (
 )
 
 MOST = 64
-"""The largest k for which tokens are taken one by one."""
+"""The maximum k for which tokens are taken one by one."""
 _LOOSE = ["reads", "tokens", "own", "ranks", "ids", "values", "bests", "log_sums"]
 
 
