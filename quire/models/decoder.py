@@ -1,4 +1,4 @@
-"""The decoder family: Llama and what differs from it by flags. Architecture only."""
+"""The architecture of Llama and of all models that differ from it by flags only."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ EXPERT_NAMES = {
     "MixtralForCausalLM": ("block_sparse_moe", ExpertNames("w1", "w3", "w2")),
     "Qwen3MoeForCausalLM": ("mlp", ExpertNames()),
 }
-"""What checkpoints call a layer's experts and each one's projections."""
+"""Checkpoints' names of a layer's experts and of each expert's projections, by architecture."""
 
 
 class Decoder:
-    """Embedding, blocks, norm and head."""
+    """Embedding, blocks, final norm and head."""
 
     def __init__(self, spec: ModelSpec, build: LayerFactory) -> None:
         self._embed = build.at(first=True, last=spec.tie_embeddings).embedding(
@@ -58,7 +58,7 @@ class Decoder:
 class Block:
     """x += attention(norm(x)); x += mlp(norm(x)).
 
-    Each sum is left to the next norm, which adds and normalises in one pass: `delta` is what is still to be added.
+    The next norm adds each sum, so that adding and norming take one pass; `delta` is the sum that is not added yet.
     """
 
     def __init__(self, spec: ModelSpec, build: LayerFactory, layer: int) -> None:
@@ -69,7 +69,7 @@ class Block:
         self._mlp_norm = build.norm(f"{name}.post_attention_layernorm", spec.hidden, norm, self._mlp.row_form)
 
     def __call__(self, x: Tensor, delta: Delta | None, angles: Angles | None, attention: AttentionBackend) -> Delta:
-        """The stream x [tokens, hidden], changed in place, and the delta still to be added → the next delta."""
+        """Add `delta` to x [tokens, hidden] in place, and return the next delta, which is not added yet."""
         delta = self._attention(self._attention_norm.rows(x, delta), angles, attention)
         return self._mlp(self._mlp_norm.rows(x, delta))
 

@@ -1,8 +1,8 @@
-"""The head of EAGLE-3 (Li et al. 2025, arXiv:2503.01840): one decoder layer that proposes tokens for a larger model.
+"""The architecture of the EAGLE-3 draft head (Li et al. 2025, arXiv:2503.01840), a decoder layer that proposes tokens.
 
-At each position it reads the embedding of the token behind it, beside what the model computed there; see `lent.py`. Its
-layer is Llama's, but attention reads both, each normed, side by side. It may know a part of the vocabulary only.
-Architecture only.
+At each position, the head reads the embedding of the next token and the state that the target model computed at the
+position (`lent.py`). Its layer is Llama's, except that attention reads both inputs, each normed, side by side. The head
+may know only a part of the vocabulary.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _LAYER = "midlayer"
 
 
 class Eagle3Head:
-    """Embedding, one layer, norm and head; `lent` is the model's."""
+    """Embedding, one layer, norm and head; `lent` is what the target model lends."""
 
     def __init__(self, spec: ModelSpec, build: LayerFactory, lent: Lent) -> None:
         assert spec.head is not None
@@ -56,13 +56,13 @@ class Eagle3Head:
         self._spread_columns = kernel("spread_columns", build.options.device.type)
 
     def embed(self, tokens: Tensor, positions: Positions) -> Stream:
-        """The tokens behind the positions."""
+        """Embed the tokens that follow the positions."""
         if self._embed is not None:
             return Stream(self._embed(tokens), None)
         return Stream(self._embed_lent(tokens, positions).x, None)
 
     def blocks(self, stream: Stream, positions: Positions, attention: AttentionBackend) -> Iterator[Stream]:
-        """From here on the stream is that of the states."""
+        """Run the head's layer; the stream that it yields begins with the target model's states."""
         x = self._states.take()
         tokens, hidden = x.shape
         both = x.new_empty((tokens, 2 * hidden))
@@ -80,7 +80,7 @@ class Eagle3Head:
         return normed
 
     def logits(self, hidden: Tensor) -> Tensor:
-        """[n, hidden] → [n, vocab_size]; minus infinity for tokens that it does not know."""
+        """Compute logits: [n, hidden] → [n, vocab_size]; minus infinity for tokens that the head does not know."""
         own: Tensor = self._head(hidden)
         if self._tokens is None:
             return own
@@ -90,7 +90,7 @@ class Eagle3Head:
 
 
 def _attention(spec: ModelSpec, build: LayerFactory) -> Attention:
-    """Of embeddings and states side by side."""
+    """Build attention whose input is embeddings and states, side by side."""
     own, name = spec.attention, f"{_LAYER}.self_attn"
     heads = Heads(own.heads, own.kv_heads, own.head_dim)
     return build.attention(
@@ -102,11 +102,11 @@ def _attention(spec: ModelSpec, build: LayerFactory) -> Attention:
 
 
 class DraftTokens:
-    """The tokens that a head knows: the checkpoint's `d2t` has each one's id, less its place.
+    """The tokens that a head knows; the checkpoint's `d2t` has each token's id minus its index in the head.
 
     Attributes:
-        vocab_size: Of the model.
-        ids: [tokens] int64, once they are loaded.
+        vocab_size: Size of the target model's vocabulary.
+        ids: [tokens] int64, the target model's token ids; set when the weights are loaded.
     """
 
     def __init__(self, count: int, vocab_size: int, options: TensorOptions) -> None:

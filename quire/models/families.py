@@ -1,8 +1,7 @@
-"""Which architectures are served: the class of each, what it fixes without writing it in config.json, and how it writes
-the rest.
+"""The architectures that are served: the class of each, its fixed properties, and its names of config.json's keys.
 
-A model that differs from a listed one by flags is one more entry here; one that differs in `forward` is a file beside
-`decoder.py` as well. Imports no torch.
+A model that differs from a listed one by flags is one more entry here. A model that computes differently needs a file
+beside `decoder.py` too. Does not import torch.
 """
 
 from __future__ import annotations
@@ -12,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 GATED = ("silu", "gelu_pytorch_tanh")
-"""Activations of gated MLPs."""
+"""Activations of MLPs with a gate."""
 _QWEN = {"use_sliding_window": False, "max_window_layers": 28, "max_position_embeddings": 32768}
 _GEMMA = "quire.models.gemma:Gemma"
 GEMMA_NAMES = {"hidden_act": "hidden_activation"}
@@ -29,24 +28,24 @@ class Family:
     """One architecture.
 
     Attributes:
-        decoder: The class that builds it, as "module:class".
-        names: Its keys, by the keys that Llama uses for the same.
-        defaults: What its silence means, where that differs from Llama's.
-        activations: The values of `hidden_act` that it is served with.
-        qkv_bias: Whether queries, keys and values have biases; None: as `attention_bias` says.
-        biases: All projections have one, and so have the norms.
-        qk_norm: Queries and keys are normed, head by head.
-        norms: RMS norms a layer, or LayerNorms where `biases`.
-        unit_offset: Norm weights are stored less one.
-        fused: Queries, keys and values are stored as one projection, gate and up as another.
-        gated: The MLP has a gate.
-        rotary: Positions turn queries and keys; otherwise they are learned embeddings.
-        local_rope: Layers with a window have a rotary embedding of their own.
-        partial_rotary: `partial_rotary_factor` is read.
-        windows: Which layers `sliding_window` is for: none, all, those that `layer_types` names; `from` is the last
-            with `max_window_layers` as the first of them, where `layer_types` is silent.
-        experts: Layers may have experts in place of their MLP.
-        overflows_float16: Its activations go beyond what float16 holds.
+        decoder: The class that builds the model, as "module:class".
+        names: The architecture's names of keys, by Llama's names.
+        defaults: Values of missing keys, where they differ from Llama's.
+        activations: The values of `hidden_act` that are served.
+        qkv_bias: Whether queries, keys and values have biases; None: `attention_bias` decides.
+        biases: Whether all projections and norms have biases.
+        qk_norm: Whether queries and keys are normed, head by head.
+        norms: Number of norms in a layer: layer norms if `biases`, otherwise RMS norms.
+        unit_offset: Whether norm weights are stored minus one.
+        fused: Whether queries, keys and values are stored as one projection, and gate and up as another.
+        gated: Whether the MLP has a gate.
+        rotary: Whether positions rotate queries and keys; otherwise, positions are learned embeddings.
+        local_rope: Whether layers with a window have a rotary embedding of their own.
+        partial_rotary: Whether `partial_rotary_factor` is read.
+        windows: Which layers have the `sliding_window`: none, all, or the ones that `layer_types` names. With `from`,
+            `layer_types` names them too; without `layer_types`, they are the layers from `max_window_layers` on.
+        experts: Whether layers may have experts in place of their MLP.
+        overflows_float16: Whether activations become larger than float16 can hold.
     """
 
     decoder: str = "quire.models.decoder:Decoder"
@@ -185,7 +184,7 @@ HEADS: dict[str, str] = {
     "LlamaForCausalLMEagle3": "quire.models.eagle3:Eagle3Head",
     "Eagle3LlamaForCausalLM": "quire.models.eagle3:Eagle3Head",
 }
-"""Architectures of heads that propose tokens for another model → "module:class"; their layers are Llama's."""
+"""Draft heads' architectures → "module:class"; their layers are Llama's."""
 
 WRAPPERS = (
     "Gemma3ForConditionalGeneration",
@@ -193,16 +192,16 @@ WRAPPERS = (
     "LlavaNextForConditionalGeneration",
     "Mistral3ForConditionalGeneration",
 )
-"""Architectures that read images too, and whose text model, described by `text_config`, is served alone."""
+"""Architectures that also read images; only their text model, which `text_config` describes, is served."""
 
 
 @dataclass(frozen=True)
 class TextModel:
-    """What a `text_config` describes.
+    """The text model that a `text_config` describes.
 
     Attributes:
-        architecture: Of the text model alone.
-        sizes: What its silence means.
+        architecture: The text model's own architecture.
+        sizes: Values of keys that `text_config` leaves out.
     """
 
     architecture: str
@@ -227,4 +226,4 @@ TEXT_MODELS: dict[str, TextModel] = {
     "qwen2": TextModel("Qwen2ForCausalLM", _sizes(4096, 22016, 32, 32, 32, 151936)),
     "qwen3": TextModel("Qwen3ForCausalLM", _sizes(4096, 22016, 32, 32, 32, 151936)),
 }
-"""By `model_type` of a `text_config`."""
+"""Text models by the `model_type` of their `text_config`."""

@@ -1,5 +1,8 @@
-"""Gemma 2 and 3: norms on both sides of attention and MLP, a scaled embedding, bounded logits, and local layers whose
-rotary embedding may be their own. Architecture only.
+"""The architecture of Gemma 2 and 3.
+
+Norms stand on both sides of attention and MLP, the embedding is scaled, logits are bounded, and layers with a window
+may
+have a rotary embedding of their own.
 """
 
 from __future__ import annotations
@@ -55,7 +58,7 @@ class Gemma:
 
 
 class Block:
-    """x += norm(attention(norm(x))); x += norm(mlp(norm(x))). Sums are left to the next norm, as in decoder.Block."""
+    """x += norm(attention(norm(x))); x += norm(mlp(norm(x))). The next norm adds each sum, as in decoder.Block."""
 
     def __init__(self, spec: ModelSpec, build: LayerFactory, layer: int) -> None:
         name, norm = f"model.layers.{layer}", RMS(spec.layers[layer].norms.eps, unit_offset=True)
@@ -67,6 +70,6 @@ class Block:
         self._after_mlp = build.norm(f"{name}.post_feedforward_layernorm", spec.hidden, norm)
 
     def __call__(self, x: Tensor, delta: Delta | None, angles: Angles | None, attention: AttentionBackend) -> Tensor:
-        """As decoder.Block."""
+        """Add `delta` to x [tokens, hidden] in place, and return the next delta, which is not added yet."""
         delta = self._after_attention(self._attention(self._before_attention.rows(x, delta), angles, attention))
         return self._after_mlp(self._mlp(self._before_mlp.rows(x, delta)))

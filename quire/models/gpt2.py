@@ -1,4 +1,4 @@
-"""GPT-2: learned positions, layer norms, an MLP without a gate. Architecture only."""
+"""The architecture of GPT-2: learned positions, layer norms, and an MLP without a gate."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class GPT2:
 
 
 class Block:
-    """x += attention(norm(x)); x += mlp(norm(x)). Sums are left to the next norm, as in decoder.Block."""
+    """x += attention(norm(x)); x += mlp(norm(x)). The next norm adds each sum, as in decoder.Block."""
 
     def __init__(self, spec: ModelSpec, build: LayerFactory, layer: int) -> None:
         name, hidden, own = f"transformer.h.{layer}", spec.hidden, spec.layers[layer]
@@ -66,6 +66,6 @@ class Block:
         self._mlp = build.plain_mlp(up, down, width, own.mlp.activation)
 
     def __call__(self, x: Tensor, delta: Delta | None, attention: AttentionBackend) -> Delta:
-        """As decoder.Block."""
+        """Add `delta` to x [tokens, hidden] in place, and return the next delta, which is not added yet."""
         delta = self._attention(self._attention_norm(x, delta), None, attention)
         return self._mlp(self._mlp_norm(x, delta))

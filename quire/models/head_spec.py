@@ -1,7 +1,7 @@
-"""What a draft head's config.json and its files say beyond what a model's do. Imports no torch.
+"""Reads what a draft head's config.json and files say in addition to a model's. Does not import torch.
 
-Published EAGLE-3 heads (SafeAILab, SpecForge, vLLM) agree on the weights; which residual streams of the model are read,
-they say in two ways, or not at all.
+Published EAGLE-3 heads (SafeAILab, SpecForge, vLLM) agree on the weights. They name the residual streams of the target
+model that they read in two different ways, or not at all.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from quire.models.weights.safetensors_files import read_headers
 _SOURCES = "eagle_aux_hidden_state_layer_ids"
 _NESTED = "eagle_config"
 _REFUSED = ("norm_before_fc", "fc_norm", "norm_output")
-"""Flags of newer heads, which change the arithmetic."""
+"""Flags of newer heads that change the arithmetic and are refused."""
 _NESTED_ONLY: dict[str, object] = {
     "use_aux_hidden_state": True,
     "use_input_layernorm_in_first_layer": True,
@@ -26,20 +26,20 @@ _NESTED_ONLY: dict[str, object] = {
     "next_layer_regular": True,
     "parallel_draft_step": 1,
 }
-"""Keys of `eagle_config` that are served with these values alone, or with none."""
+"""Keys of `eagle_config` that are served only if they are missing or have these values."""
 
 
 @dataclass(frozen=True)
 class HeadSpec:
-    """A head that proposes tokens for a model.
+    """A draft head, which proposes tokens for a target model.
 
     Attributes:
-        vocab_size: Tokens that it knows; the others of the model's it never proposes.
-        target_hidden: Width of the model's residual stream.
-        sources: Which streams it reads, by the layer that each enters; None: those that are usual.
-        norm_before_residual: Its own stream begins with the normed state.
-        own_embedding: Its files have embeddings; otherwise they are the model's.
-        maps_tokens: Its files say which token of the model each of its own is.
+        vocab_size: Number of tokens that the head knows and can propose.
+        target_hidden: Width of the target model's residual stream.
+        sources: The residual streams that the head reads, each by the layer that it enters; None: the usual ones.
+        norm_before_residual: Whether the head's own stream begins with the normed state.
+        own_embedding: Whether the head's files have embeddings; otherwise, it uses the target model's.
+        maps_tokens: Whether the head's files map its tokens to the target model's.
     """
 
     vocab_size: int
@@ -50,19 +50,24 @@ class HeadSpec:
     maps_tokens: bool
 
     def sources_of(self, layers: int) -> tuple[int, ...]:
-        """The streams of a model of so many layers; of a small one, some may be missing: see `fits`."""
+        """Return the streams that the head reads of a model with `layers` layers.
+
+        A small model may lack some of them, which `fits` finds out.
+        """
         return (2, layers // 2, layers - 3) if self.sources is None else self.sources
 
     def fits(self, layers: int) -> bool:
-        """Whether a model of so many layers has these streams; the last one is that behind its last layer."""
+        """Whether a model with `layers` layers has all streams that the head reads; the last stream leaves its last
+        layer.
+        """
         return all(0 <= source <= layers for source in self.sources_of(layers))
 
 
 def read_head(fields: ConfigFile, directory: Path, hidden: int) -> HeadSpec:
-    """Of a head `hidden` wide.
+    """Read a draft head that is `hidden` wide.
 
     Raises:
-        CheckpointError: The file asks for something that is not served; it names what.
+        CheckpointError: The file asks for something that is not served; the message names it.
     """
     for key in _REFUSED:
         if fields.flag(key):
@@ -85,7 +90,9 @@ def read_head(fields: ConfigFile, directory: Path, hidden: int) -> HeadSpec:
 
 
 def _sources(fields: ConfigFile) -> tuple[int, ...] | None:
-    """vLLM's key names the layers that the streams enter; SGLang's, in `eagle_config`, those that they come from."""
+    """Read the numbers of the streams: vLLM's key names the layers that they enter, SGLang's the layers that they
+    leave.
+    """
     nested = fields.get(_NESTED, {})
     if not isinstance(nested, dict):
         raise fields.wrong(_NESTED, "must be an object")

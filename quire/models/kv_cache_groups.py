@@ -1,4 +1,4 @@
-"""Sliding windows: which layers have one, and how layers are put into KV groups. Imports no torch."""
+"""Finds which layers have a sliding window, and divides layers into KV cache groups. Does not import torch."""
 
 from __future__ import annotations
 
@@ -9,21 +9,21 @@ from quire.models.families import Family
 from quire.scheduling.kvcache.cache_groups import KVCacheGroup
 
 MAX_GROUPS = 16
-"""More block tables than these cost the host more than what larger groups waste."""
+"""With more groups than this, their block tables cost the host more than larger groups waste."""
 _KINDS = {"full_attention": False, "sliding_attention": True}
 
 
 def read_window(fields: ConfigFile) -> int | None:
-    """How many tokens a token sees, itself included, in layers with a window. None: no layer has one."""
+    """Return how many tokens a token sees, itself included, in layers with a window; None: no layer has a window."""
     asked = fields.get("sliding_window") is not None and fields.flag("use_sliding_window", True)
     return fields.count("sliding_window") if asked else None
 
 
 def read_windowed_layers(fields: ConfigFile, family: Family, layers: int) -> tuple[bool, ...]:
-    """Whether each layer is one of those with the window.
+    """Return for each layer whether it has a window.
 
     Raises:
-        CheckpointError: The architecture does not serve what the file asks for.
+        CheckpointError: The file asks for windows that the architecture does not serve.
     """
     asked = read_window(fields) is not None
     kinds = _kinds(fields, layers)
@@ -41,8 +41,9 @@ def read_windowed_layers(fields: ConfigFile, family: Family, layers: int) -> tup
 
 
 def kv_groups(windows: Sequence[int | None]) -> tuple[KVCacheGroup, ...]:
-    """Layers of equal windows together, split so that groups have equally many layers: then one pool of blocks serves
-    all groups. Groups are as large as the rarest kind; the last one of a kind may be smaller, and wastes the rest.
+    """Divide layers into groups of equal windows and equal size, so that one pool of blocks serves all groups.
+
+    Groups are as large as the rarest kind of layer. The last group of a kind may be smaller, and wastes the rest.
     """
     kinds: dict[int | None, list[int]] = {}
     for layer, window in enumerate(windows):
@@ -56,7 +57,7 @@ def kv_groups(windows: Sequence[int | None]) -> tuple[KVCacheGroup, ...]:
 
 
 def _kinds(fields: ConfigFile, layers: int) -> tuple[bool, ...] | None:
-    """Whether each layer has a window, where `layer_types` says so."""
+    """Return for each layer whether `layer_types` gives it a window; None: `layer_types` is missing."""
     kinds = fields.get("layer_types")
     if kinds is None:
         return None
@@ -70,7 +71,7 @@ def _kinds(fields: ConfigFile, layers: int) -> tuple[bool, ...] | None:
 
 
 def _usual_kinds(fields: ConfigFile, family: Family, layers: int, asked: bool) -> tuple[bool, ...]:
-    """What the architecture does where `layer_types` is silent."""
+    """Return for each layer whether the architecture gives it a window if `layer_types` is missing."""
     if family.windows == "from":
         first = fields.count("max_window_layers") if fields.get("max_window_layers") else 0
         return tuple(asked and layer >= first for layer in range(layers))

@@ -1,7 +1,7 @@
-"""What one layer of a decoder is: a mixer of tokens, an MLP or experts, and norms. Frozen plain data without torch.
+"""Describes one layer of a decoder as frozen plain data without torch: attention, an MLP or experts, and norms.
 
-Each part says how many weights it has, what it stores of a token, what a rank's part of it is, and over how many ranks
-it can be divided. All that is planned for a model is a sum or a maximum over its layers.
+Each part says how many weights it has, what it caches of a token, over how many ranks it can be divided, and what one
+rank's part is. All plans for a model are sums or maximums over its layers.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ class Weights(NamedTuple):
     """Numbers of weights.
 
     Attributes:
-        linear: In projections, which are what quantization changes.
-        other: In biases, norms and routers.
+        linear: Number in projections, which are the weights that quantization changes.
+        other: Number in biases, norms and routers.
     """
 
     linear: int
@@ -29,14 +29,14 @@ class AttentionSpec:
     """Attention over a KV cache.
 
     Attributes:
-        inputs: Width of what queries, keys and values are projected from.
-        outputs: Width of what comes out: the residual stream's.
-        heads, kv_heads: Query heads, and KV heads, which divide them.
+        inputs: Width of the input of the query, key and value projections.
+        outputs: Width of the output, which is the residual stream's.
+        heads, kv_heads: Numbers of query heads and KV heads; `heads` is a multiple of `kv_heads`.
         head_dim: Width of one head; `heads * head_dim` may differ from `inputs`.
-        window: How many tokens a token sees, itself included; None for all before it.
-        scale: What products of queries and keys are multiplied with.
-        cap: Bound c of scores: c · tanh(x / c). None for no bound.
-        rope: How positions turn queries and keys; None if they do not.
+        window: How many tokens a token sees, itself included; None: all tokens before it.
+        scale: Factor of the products of queries and keys.
+        cap: Bound c of scores, c · tanh(x / c); None: no bound.
+        rope: How positions rotate queries and keys; None: they do not.
         qk_norm: Whether queries and keys are normed, head by head.
         qkv_bias, out_bias: Whether the projections have biases.
     """
@@ -65,14 +65,13 @@ class AttentionSpec:
         return self.kv_heads * self.head_dim
 
     def weights(self) -> Weights:
-        """Number of weights."""
         qkv = self.query_width + 2 * self.kv_width
         biases = self.qkv_bias * qkv + self.out_bias * self.outputs
         return Weights(self.inputs * qkv + self.query_width * self.outputs, biases + self.qk_norm * 2 * self.head_dim)
 
     @property
     def cached_elements(self) -> int:
-        """Elements of the KV cache that a token takes: its keys and values."""
+        """Number of KV cache elements of one token: its keys and values in this layer."""
         return 2 * self.kv_width
 
     @property
@@ -81,24 +80,24 @@ class AttentionSpec:
         return 4 * self.query_width
 
     def divides(self, size: int) -> bool:
-        """Whether the heads can be divided over so many ranks; KV heads that are fewer are several ranks' at once."""
+        """Whether the heads can be divided over `size` ranks. If there are fewer KV heads than ranks, several ranks
+        share one.
+        """
         return self.heads % size == 0 and (self.kv_heads % size == 0 or size % self.kv_heads == 0)
 
     def divided(self, size: int) -> AttentionSpec:
-        """One of `size` ranks' part."""
+        """Return the part of one of `size` ranks."""
         return replace(self, heads=self.heads // size, kv_heads=max(1, self.kv_heads // size))
 
 
 @dataclass(frozen=True)
 class MlpSpec:
-    """down(act(up(x))), or with a gate down(act(gate(x)) · up(x)).
+    """An MLP: down(act(up(x))), or with a gate down(act(gate(x)) · up(x)).
 
     Attributes:
         hidden: Width of the residual stream.
         width: Width between the projections.
         activation: config.json's name of the activation.
-        gated: Whether there is a gate.
-        bias: Whether the projections have biases.
     """
 
     hidden: int
@@ -108,22 +107,21 @@ class MlpSpec:
     bias: bool = False
 
     def weights(self) -> Weights:
-        """Number of weights."""
         up = (2 if self.gated else 1) * self.width
         return Weights(self.hidden * (up + self.width), self.bias * (up + self.hidden))
 
     def divides(self, size: int) -> bool:
-        """Whether the width can be divided over so many ranks."""
+        """Whether the width can be divided over `size` ranks."""
         return self.width % size == 0
 
     def divided(self, size: int) -> MlpSpec:
-        """One of `size` ranks' part."""
+        """Return the part of one of `size` ranks."""
         return replace(self, width=self.width // size)
 
 
 @dataclass(frozen=True)
 class MixtureSpec:
-    """Gated experts in place of an MLP (mixture of experts), to some of which a router sends each token.
+    """Gated experts in place of an MLP (mixture of experts); a router sends each token to some of them.
 
     Attributes:
         hidden: Width of the residual stream.
@@ -131,8 +129,8 @@ class MixtureSpec:
         count: How many experts the router chooses from.
         chosen: How many experts each token goes to.
         renormalise: Whether the weights of the chosen experts are scaled to the sum 1.
-        of_others: How many of the experts other ranks have; 0 in a whole model.
-        engines: How many engines' tokens come to these experts.
+        of_others: How many of the experts are on other ranks; 0 in a whole model.
+        engines: How many engines send their tokens to these experts.
     """
 
     hidden: int
@@ -145,7 +143,7 @@ class MixtureSpec:
 
     @property
     def own(self) -> int:
-        """How many experts' weights are here."""
+        """Number of experts whose weights are on this rank."""
         return self.count - self.of_others
 
     @property
@@ -154,27 +152,27 @@ class MixtureSpec:
         return 3 * self.hidden * self.width
 
     def weights(self) -> Weights:
-        """Number of weights of the experts that are here, and of the router."""
+        """Number of weights of this rank's experts and of the router."""
         return Weights(self.own * self.expert_weights, self.hidden * self.count)
 
     def divides(self, size: int) -> bool:
-        """Whether each expert's width can be divided over so many ranks."""
+        """Whether each expert's width can be divided over `size` ranks."""
         return self.width % size == 0
 
     def divided(self, size: int) -> MixtureSpec:
-        """One of `size` ranks' part, which has a part of each expert."""
+        """Return the part of one of `size` ranks, which has a part of each expert."""
         return replace(self, width=self.width // size)
 
 
 @dataclass(frozen=True)
 class NormSpec:
-    """Norms of the residual stream.
+    """The norms of the residual stream in one layer.
 
     Attributes:
-        kind: A root mean square norm, or a layer norm, which has a bias.
-        eps: What is added to the mean square or the variance.
-        unit_offset: Whether weights are stored less one.
-        number: How many there are.
+        kind: `rms` for a root mean square norm, or `layer` for a layer norm, which has a bias.
+        eps: Added to the mean square or the variance.
+        unit_offset: Whether weights are stored minus one.
+        number: Number of norms.
     """
 
     kind: Literal["rms", "layer"]
@@ -183,17 +181,17 @@ class NormSpec:
     number: int = 1
 
     def weights(self, hidden: int) -> Weights:
-        """Number of weights for a stream so wide."""
+        """Number of weights if the stream is `hidden` wide."""
         return Weights(0, self.number * hidden * (2 if self.kind == "layer" else 1))
 
 
 @dataclass(frozen=True)
 class LayerSpec:
-    """One layer.
+    """One layer of a decoder.
 
     Attributes:
-        mixer: What lets tokens see one another.
-        mlp: What is computed of each token by itself.
+        mixer: The attention, through which tokens see one another.
+        mlp: The part that treats each token by itself.
         norms: The layer's norms of the residual stream.
     """
 
@@ -202,15 +200,14 @@ class LayerSpec:
     norms: NormSpec
 
     def weights(self) -> Weights:
-        """Number of weights."""
         parts = self.mixer.weights(), self.mlp.weights(), self.norms.weights(self.mixer.outputs)
         return Weights(sum(part.linear for part in parts), sum(part.other for part in parts))
 
     def divided(self, size: int) -> LayerSpec:
-        """One of `size` ranks' part."""
+        """Return the part of one of `size` ranks."""
         return replace(self, mixer=self.mixer.divided(size), mlp=self.mlp.divided(size))
 
     @property
     def kind(self) -> LayerSpec:
-        """The layer without what changes numbers only: layers of one kind run the same kernels."""
+        """The layer without properties that change only numbers; layers of one kind run the same kernels."""
         return replace(self, mixer=replace(self.mixer, scale=1.0))

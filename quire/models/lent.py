@@ -1,4 +1,4 @@
-"""What a draft head is lent by the model that it proposes tokens for."""
+"""What the target model lends to a draft head."""
 
 from __future__ import annotations
 
@@ -13,24 +13,26 @@ from quire.models.layers.rotary import Positions
 
 
 class LentStates(Protocol):
-    """The state that each token of a step is read with: the model's, or for a token behind a draft the head's own."""
+    """The state that a draft head reads with each token: the target model's, or its own after a drafted token."""
 
     def take(self) -> Tensor:
-        """[tokens, hidden]; the caller may change them."""
+        """Return the states [tokens, hidden]; the caller may change them."""
         ...
 
     def keep(self, states: Tensor) -> None:
-        """The head's own states [tokens, hidden] of this step: that of each sampled position is its slot's next one."""
+        """Keep the head's own states [tokens, hidden] of this step; each sampled position's state is its slot's next
+        one.
+        """
         ...
 
 
 @dataclass(frozen=True)
 class Lent:
-    """Of a model.
+    """What a target model lends to its draft head.
 
     Attributes:
-        embed: Tokens and positions to the stream that begins with the tokens' embeddings.
-        states: See LentStates.
+        embed: Returns the embeddings of tokens at positions, with which the stream begins.
+        states: The states that the head reads.
     """
 
     embed: Callable[[Tensor, Positions], Stream]

@@ -1,4 +1,4 @@
-"""The interface between runner and model, and how a model is built from its spec."""
+"""The interface between runner and model, and the builder of a model from its spec."""
 
 from __future__ import annotations
 
@@ -40,10 +40,10 @@ class Model(Protocol):
 
 
 class DecoderParts(Protocol):
-    """A model family's decoder, in parts: a pipeline stage computes some of them."""
+    """A decoder in parts, so that a pipeline stage can compute some of them."""
 
     def embed(self, tokens: Tensor, positions: Positions) -> Stream:
-        """Embed tokens [tokens] int64 → the stream before the first block."""
+        """Return the stream before the first block for tokens [tokens] int64."""
         ...
 
     def blocks(self, stream: Stream, positions: Positions, attention: AttentionBackend) -> Iterator[Stream]:
@@ -51,7 +51,7 @@ class DecoderParts(Protocol):
         ...
 
     def finish(self, stream: Stream) -> Tensor:
-        """Norm the stream after the last block → hidden states [tokens, hidden]."""
+        """Norm the stream after the last block, and return hidden states [tokens, hidden]."""
         ...
 
     def logits(self, hidden: Tensor) -> Tensor:
@@ -60,17 +60,17 @@ class DecoderParts(Protocol):
 
 
 class StreamReader(Protocol):
-    """Reads the residual streams of a step beside the model."""
+    """Reads the residual streams of a step while the model computes it."""
 
     def read(self, number: int, stream: Stream) -> None:
-        """Read the stream that enters layer `number`; after the last layer, `number` is the number of layers.
+        """Read the stream that enters layer `number`, or leaves the last layer if `number` is the number of layers.
 
-        The stream must not be kept, since the next layer overwrites it.
+        The reader must copy what it needs, since the next layer overwrites the stream.
         """
         ...
 
     def finish(self) -> None:
-        """End the step: all its streams have been read."""
+        """End the step; all its streams have been read."""
         ...
 
 
@@ -80,11 +80,12 @@ class Stage:
     Args:
         decoder: This rank's part.
         before: Receives the stream from the previous stage; None: this is the first stage.
-        after: Sends the stream to the next stage; None: this is the last stage. The others return the stream itself
+        after: Sends the stream to the next stage; None: this is the last stage. The other stages return the stream
+            itself
             as hidden states.
 
     Attributes:
-        reader: Reads the streams of a model that is not divided into stages; None: nobody does.
+        reader: Reads the streams of a model that is not divided into stages; None: nothing reads them.
         has_logits: Whether this is the last stage. In all others, `logits` returns its argument.
     """
 
@@ -110,7 +111,6 @@ class Stage:
         return self._decoder.logits(hidden) if self.has_logits else hidden
 
     def _through_blocks(self, stream: Stream, positions: Positions, attention: AttentionBackend) -> Stream:
-        """Run this rank's blocks and return the stream after the last one."""
         reader, last = self.reader, stream
         if reader is not None:
             reader.read(0, last)
@@ -129,13 +129,13 @@ def build_model(
     after: StreamSink | None = None,
     lent: Lent | None = None,
 ) -> Stage:
-    """Build a model of this spec, without its weights, which `factory.layers` load.
+    """Build a model of this spec without its weights, which `factory.layers` load.
 
     Args:
         spec: The model's configuration.
         factory: Builds the model's layers.
-        before, after: The links to other pipeline stages, as in Stage.
-        lent: What a draft head reads of the model that it drafts for; None: the model is not a draft head.
+        before, after: The links to the previous and the next pipeline stage; None: there is no such stage.
+        lent: What the target model lends to a draft head; None: the model is not a draft head.
     """
     module, name = (spec.family.decoder if spec.head is None else HEADS[spec.architecture]).split(":")
     build = getattr(importlib.import_module(module), name)

@@ -1,4 +1,4 @@
-"""Blocks' parts that several families share: attention and the gated MLP, under the names of their checkpoints."""
+"""Builds attention and gated MLPs, which several families share."""
 
 from __future__ import annotations
 
@@ -13,7 +13,9 @@ from quire.models.spec import ModelSpec
 
 
 def build_attention(spec: ModelSpec, build: LayerFactory, layer: int, name: str, norm: RMS) -> Attention:
-    """Attention of layer number `layer`; queries, keys and values stored one by one or as one projection."""
+    """Build the attention of layer number `layer`; queries, keys and values may be stored one by one or as one
+    projection.
+    """
     own = spec.layers[layer].mixer
     heads = Heads(own.heads, own.kv_heads, own.head_dim)
     names: tuple[str, ...] = (f"{name}.q_proj", f"{name}.k_proj", f"{name}.v_proj")
@@ -29,13 +31,13 @@ def build_attention(spec: ModelSpec, build: LayerFactory, layer: int, name: str,
 
 
 def attention_layer(spec: ModelSpec, build: LayerFactory, layer: int) -> AttentionLayer:
-    """What is layer number `layer`'s own in attention."""
+    """Return the properties of layer number `layer` that the attention backend needs."""
     own = spec.layers[layer].mixer
     return AttentionLayer(layer - build.own_layers(len(spec.layers)).start, Scores(own.scale, own.cap))
 
 
 def build_gated_mlp(spec: ModelSpec, build: LayerFactory, layer: int, name: str) -> MLP:
-    """The MLP with a gate of layer number `layer`; gate and up stored one by one or as one projection."""
+    """Build the gated MLP of layer number `layer`; gate and up may be stored one by one or as one projection."""
     mlp = spec.layers[layer].mlp
     assert isinstance(mlp, MlpSpec)
     names: tuple[str, ...] = (f"{name}.gate_proj", f"{name}.up_proj")

@@ -1,4 +1,4 @@
-"""A model divided over ranks: into how many parts it can be divided, and how large one part is. Imports no torch."""
+"""Divides a model over ranks: which numbers of parts are possible, and the size of one part. Imports no torch."""
 
 from __future__ import annotations
 
@@ -13,17 +13,19 @@ from quire.models.spec import ModelSpec
 
 
 def rank_share(spec: ModelSpec, mesh: Mesh) -> ModelSpec:
-    """The spec of a model as large as a rank's part: what memory, the KV cache and attention go by.
+    """Return the spec of a model as large as a rank's part, from which memory, the KV cache and attention are planned.
 
-    Layers are built of the whole spec; LayerFactory divides them.
+    Layers are built from the whole spec, since LayerFactory divides them.
     """
     share = _part(_stage(spec, mesh), mesh.tp)
     return share if spec.mixture is None or mesh.ep == 1 else _with_own_experts(share, spec.mixture, mesh)
 
 
 def _stage(spec: ModelSpec, mesh: Mesh) -> ModelSpec:
-    """Some of the layers, numbered from 0 on. KV groups are the whole model's, so that tables mean the same everywhere;
-    some may have no layer here."""
+    """Return the spec of one pipeline stage, whose layers are numbered from 0.
+
+    KV groups are the whole model's, so that block tables mean the same on every stage; some may have no layer here.
+    """
     if mesh.pp == 1:
         return spec
     own, held = mesh.own_layers(len(spec.layers)), spec.held
@@ -40,7 +42,7 @@ def _stage(spec: ModelSpec, mesh: Mesh) -> ModelSpec:
 
 
 def _part(spec: ModelSpec, tp: int) -> ModelSpec:
-    """A part of every layer."""
+    """Return the spec with a tensor-parallel part of every layer."""
     if tp == 1:
         return spec
     held = spec.held
@@ -53,8 +55,11 @@ def _part(spec: ModelSpec, tp: int) -> ModelSpec:
 
 
 def _with_own_experts(share: ModelSpec, experts: MixtureSpec, mesh: Mesh) -> ModelSpec:
-    """A part of every layer, but whole experts. Of quantized weights it is not known which are those of experts: where
-    a rank has more than its part of them, they count as if all were; where it has less, by how many weights are."""
+    """Return the spec with a part of every layer, but whole experts.
+
+    Of quantized weights, nothing says which ones are experts'. If a rank has more than its part of the experts, all
+    quantized weights count as experts'; if it has less, they count by the number of experts' weights.
+    """
     own, held = mesh.own_experts(experts.count).count, share.held
     ways = mesh.tp * own / experts.count
     if held is not None and ways >= 1.0:
@@ -69,10 +74,10 @@ def _with_own_experts(share: ModelSpec, experts: MixtureSpec, mesh: Mesh) -> Mod
 
 
 def check_pipeline_parallel_size(spec: ModelSpec, size: int) -> None:
-    """Refuse more stages than layers.
+    """Refuse more pipeline stages than layers.
 
     Raises:
-        ConfigError: There are more, or less than one.
+        ConfigError: There are more stages than layers, or less than one.
     """
     layers = len(spec.layers)
     if not 1 <= size <= layers:
@@ -83,13 +88,14 @@ def check_pipeline_parallel_size(spec: ModelSpec, size: int) -> None:
 
 
 def check_tensor_parallel_size(spec: ModelSpec, size: int, *, whole_experts: bool = False) -> None:
-    """Refuse a number of ranks that layers cannot be divided over.
+    """Refuse a number of ranks over which the layers cannot be divided.
 
     Args:
-        whole_experts: Each rank has some of the experts, not a part of each.
+        size: The number of ranks.
+        whole_experts: Whether each rank has some whole experts instead of a part of each.
 
     Raises:
-        ConfigError: It is one; the message lists those that are not.
+        ConfigError: The layers cannot be divided; the message lists the numbers that can.
     """
     if size < 1 or not _divides(spec, size, whole_experts):
         sizes = range(1, spec.attention.heads + 1)

@@ -1,4 +1,4 @@
-"""Rotary position embedding (RoPE) of a model: the frequencies of each kind of scaling, and the layer made of them."""
+"""Rotary position embedding (RoPE): the frequencies of each kind of scaling, and the layer that applies them."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class Rotaries:
     """The rotary embeddings of a model's layers, each computed once a step.
 
     Args:
-        layers: The layers that are built here, in order.
+        layers: The layers of this rank, in order.
         options: The device and dtype of angles.
     """
 
@@ -39,19 +39,21 @@ class Rotaries:
         self._of_layer = [list(own).index(layer.mixer.rope) for layer in layers]
 
     def __call__(self, positions: Positions) -> list[Angles | None]:
-        """The angles for each layer; None for a layer that rotates nothing."""
+        """Return the angles for each layer; None for a layer that rotates nothing."""
         angles = [None if rotary is None else rotary(positions) for rotary in self._rotaries]
         return [angles[number] for number in self._of_layer]
 
 
 def build_rotary(rope: RopeSpec, head_dim: int, options: TensorOptions) -> Rotary:
-    """The layer that turns positions into angles."""
+    """Build the layer that turns positions into angles."""
     frequencies = frequencies_by_length(rope, head_dim, options.device) or rotary_frequencies(rope, head_dim)
     return Rotary(frequencies, angle_scale(rope), options)
 
 
 def rotary_frequencies(rope: RopeSpec, head_dim: int, length: int = 0) -> Tensor:
-    """[width / 2] fp32, radians a position: theta^(-2i/width), then scaled, in a sequence of `length` tokens."""
+    """Return scaled frequencies theta^(-2i/width), [width / 2] fp32, in radians a position, for a sequence of `length`
+    tokens.
+    """
     width, theta = rope.width(head_dim), rope.theta
     exponents = torch.arange(0, width, 2, dtype=torch.float32) / width
     frequencies = 1.0 / theta**exponents
@@ -74,7 +76,9 @@ def rotary_frequencies(rope: RopeSpec, head_dim: int, length: int = 0) -> Tensor
 
 
 def frequencies_by_length(rope: RopeSpec, head_dim: int, device: torch.device) -> Callable[[Tensor], Tensor] | None:
-    """Where frequencies depend on the sequence's length: lengths [tokens] → [tokens, width / 2]."""
+    """Return a function from lengths [tokens] to frequencies [tokens, width / 2]; None: they do not depend on the
+    length.
+    """
     scaling = rope.scaling
     if isinstance(scaling, LongScaling):
         original = scaling.original_max_len
@@ -94,19 +98,19 @@ def frequencies_by_length(rope: RopeSpec, head_dim: int, device: torch.device) -
 
 
 def angle_scale(rope: RopeSpec) -> float:
-    """What cosines and sines are multiplied with, so that attention scores grow with the context."""
+    """Return the factor of cosines and sines, which makes attention scores grow with the context."""
     return rope.scaling.attention_factor if isinstance(rope.scaling, YarnScaling | LongScaling) else 1.0
 
 
 def _grown(rope: RopeSpec, scaling: DynamicScaling, width: int, lengths: Tensor, grow: Callable[..., None]) -> Tensor:
-    """[n] lengths → [n, width / 2]; `grow` is the op grow_frequencies."""
+    """Return frequencies [n, width / 2] for lengths [n]; `grow` is the op grow_frequencies."""
     out = torch.empty((len(lengths), width // 2), dtype=torch.float32, device=lengths.device)
     grow(lengths, rope.theta, scaling.factor, scaling.original_max_len, out)
     return out
 
 
 def _llama3(frequencies: Tensor, scaling: Llama3Scaling) -> Tensor:
-    """Slow frequencies (long wavelengths) divided by the factor, fast ones kept, a linear blend between."""
+    """Divide slow frequencies (long wavelengths) by the factor, keep fast ones, and blend linearly between."""
     turns = scaling.original_max_len * frequencies / (2 * math.pi)  # over the length the model was first trained on
     low, high = scaling.low_freq_factor, scaling.high_freq_factor
     keep = ((turns - low) / (high - low)).clamp(0.0, 1.0)
@@ -114,8 +118,9 @@ def _llama3(frequencies: Tensor, scaling: Llama3Scaling) -> Tensor:
 
 
 def _yarn(frequencies: Tensor, scaling: YarnScaling, theta: float, width: int) -> Tensor:
-    """A ramp over the dimensions between those that turn `beta_fast` and `beta_slow` times in the original length
-    (Peng et al. 2023, "YaRN", section 3.2).
+    """Blend linearly between divided and kept frequencies (Peng et al. 2023, "YaRN", section 3.2).
+
+    The ramp lies between the dimensions that turn `beta_slow` and `beta_fast` times in the original length.
     """
 
     def dimension(turns: float) -> float:

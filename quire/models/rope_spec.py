@@ -1,6 +1,6 @@
-"""Rotary position embedding as config.json describes it, of either generation of transformers. Imports no torch.
+"""Reads rotary position embedding from config.json, as transformers 4 or 5 writes it. Does not import torch.
 
-What each kind of scaling computes stands in `rope.py`.
+`rope.py` computes each kind of scaling.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ _BY_LAYER = ("full_attention", "sliding_attention")
 
 @dataclass(frozen=True)
 class LinearScaling:
-    """Every frequency divided by the factor."""
+    """Divides every frequency by the factor."""
 
     factor: float
 
 
 @dataclass(frozen=True)
 class DynamicScaling:
-    """The base grows with the sequence beyond the original length (NTK by length)."""
+    """Grows the base with the sequence beyond the original length ("dynamic" NTK scaling)."""
 
     factor: float
     original_max_len: int
@@ -35,7 +35,9 @@ class DynamicScaling:
 
 @dataclass(frozen=True)
 class YarnScaling:
-    """Slow frequencies divided by the factor, fast ones kept, a ramp between; angles scaled by `attention_factor`."""
+    """Divides slow frequencies by the factor, keeps fast ones, and blends between; `attention_factor` scales the
+    angles.
+    """
 
     factor: float
     original_max_len: int
@@ -57,7 +59,9 @@ class Llama3Scaling:
 
 @dataclass(frozen=True)
 class LongScaling:
-    """A factor for each frequency, of one list up to the original length and of another beyond it (`longrope`)."""
+    """Divides each frequency by its own factor: from one list up to the original length, from another beyond it
+    (`longrope`).
+    """
 
     short_factors: tuple[float, ...]
     long_factors: tuple[float, ...]
@@ -67,7 +71,7 @@ class LongScaling:
 
 @dataclass(frozen=True)
 class FactorScaling:
-    """A factor for each frequency: what another scaling came to, as GGUF files have it (`factors`)."""
+    """Divides each frequency by its own factor, in which GGUF files store the result of another scaling (`factors`)."""
 
     factors: tuple[float, ...]
 
@@ -84,12 +88,12 @@ class RopeSpec:
     share: float = 1.0
 
     def width(self, head_dim: int) -> int:
-        """How many of a head's dimensions turn."""
+        """Return how many of a head's dimensions are rotated."""
         return int(head_dim * self.share)
 
     @property
     def length_mode(self) -> RopeLengthMode | None:
-        """How the rotation depends on the sequence's length, if it does."""
+        """How the rotation depends on the sequence's length; None: it does not."""
         match self.scaling:
             case LongScaling():
                 return RopeLengthMode(self.scaling.original_max_len, "longrope")
@@ -99,7 +103,7 @@ class RopeSpec:
                 return None
 
     def max_len(self, max_position_embeddings: int) -> int:
-        """The longest sequence that the scaling was made for."""
+        """Return the longest sequence that the scaling was made for, in tokens."""
         match self.scaling:
             case LinearScaling(factor) | DynamicScaling(factor):
                 return int(max_position_embeddings * factor)
@@ -110,8 +114,10 @@ class RopeSpec:
 
 
 def read_rope(fields: ConfigFile, family: Family, head_dim: int) -> RopeSpec:
-    """The rotary embedding of layers without a window of their own: `rope_parameters` (transformers 5), or `rope_theta`
-    and `rope_scaling` (4, whose older files say `type`).
+    """Read the rotary embedding of layers without a window of their own.
+
+    Reads `rope_parameters` (transformers 5), or `rope_theta` and `rope_scaling` (transformers 4; older files say
+    `type`).
     """
     key = "rope_parameters" if fields.get("rope_parameters") is not None else "rope_scaling"
     values = _object(fields, key, fields.get(key, {}))
@@ -123,7 +129,7 @@ def read_rope(fields: ConfigFile, family: Family, head_dim: int) -> RopeSpec:
 
 
 def read_local_rope(fields: ConfigFile, family: Family, head_dim: int) -> RopeSpec | None:
-    """The rotary embedding of layers with a window, where they have their own."""
+    """Read the rotary embedding that layers with a window have; None: they have the same as all others."""
     if not family.local_rope:
         return None
     key = "rope_parameters"
@@ -151,7 +157,7 @@ def _read(
 
 
 class _Scalings:
-    """Reads the entries of one scaling; `width` of a head's dimensions turn."""
+    """Reads the entries of one scaling; `width` dimensions of each head are rotated."""
 
     def __init__(self, fields: ConfigFile, key: str, values: dict[str, Any], width: int) -> None:
         self._fields = fields
@@ -160,7 +166,7 @@ class _Scalings:
         self._width = width
 
     def read(self, kind: str) -> Scaling:
-        """The scaling of this `rope_type`."""
+        """Read the scaling of this `rope_type`."""
         reader: dict[str, Any] = {
             "linear": self._linear,
             "dynamic": self._dynamic,
@@ -216,7 +222,7 @@ class _Scalings:
         )
 
     def _original(self) -> int:
-        """The length the model was first trained on; what stands outside the rotary entries goes first."""
+        """Return the length that the model was first trained on. A value outside the rotary entries comes first."""
         name = "original_max_position_embeddings"
         if self._fields.get(name) is not None:
             return self._fields.count(name)

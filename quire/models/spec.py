@@ -1,7 +1,7 @@
-"""What a model is: a Hugging Face config.json, of either generation of transformers, read into frozen plain data.
+"""Reads what a model is from a Hugging Face config.json of transformers 4 or 5, into frozen plain data.
 
-Everything that would change the arithmetic and is not served is refused here, by name. Imports no torch, so that the
-processes without a device read it as well; knows nothing about weights, tokenizers or memory.
+Everything that would change the arithmetic and is not served is refused here, by name. Does not import torch, so that
+processes without a device read it too. Knows nothing about weights, tokenizers or memory.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from quire.scheduling.kvcache.cache_groups import KVCacheGroup
 from quire.scheduling.kvcache.rope_length_mode import RopeLengthMode
 
 DTYPE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
-"""Bytes an element, by the dtype names of config.json."""
+"""Bytes of an element, by config.json's names of dtypes."""
 
 
 @dataclass(frozen=True)
@@ -33,25 +33,25 @@ class ModelSpec:
 
     Attributes:
         architecture: A key of FAMILIES, or of HEADS.
-        family: What the architecture fixes.
-        vocab_size: Tokens of the vocabulary.
+        family: The fixed properties of the architecture.
+        vocab_size: Number of tokens in the vocabulary.
         hidden: Width of the residual stream.
         layers: All layers, in order.
-        norm: The norm behind the last layer.
+        norm: The norm after the last layer.
         learned_positions: Whether positions are embeddings that are added to the tokens'.
         tie_embeddings: Whether the head's weight is the embedding's.
-        dtype: Name of the checkpoint's dtype, as config.json says it.
+        dtype: config.json's name of the checkpoint's dtype.
         max_model_len: Longest sequence that the model was made for, in tokens.
         eos_ids: End-of-sequence tokens of config.json (generation_config.json may name others).
-        logit_cap: Bound c of logits: c · tanh(x / c). None for no bound.
-        quantization: How weights are quantized; None if they are dense.
-        held: What quantized weights take, by their files; None if they are dense.
-        tp: Into how many parts layers are divided, in a rank's share of the model: see rank_share.py.
-        tables: How many tables of the vocabulary's size there are (embedding, and head if it is another); None if that
-            follows from `tie_embeddings`.
-        groups: The KV groups of a share that has some of the layers: those of the whole model, with these layers. None
-            if they follow from the layers.
-        head: What makes it a draft head, which proposes tokens for another model. None if it is a model.
+        logit_cap: Bound c of logits, c · tanh(x / c); None: no bound.
+        quantization: How weights are quantized; None: they are dense.
+        held: Memory of quantized weights, as computed from their files; None: weights are dense.
+        tp: Number of parts that layers are divided into, in a rank's share of the model (rank_share.py).
+        tables: Number of tables of the vocabulary's size (the embedding, and an untied head); None: `tie_embeddings`
+            decides.
+        groups: KV groups of a share that has some of the layers: the whole model's groups with these layers only. None:
+            the layers decide.
+        head: The properties of a draft head; None: this is a model, not a draft head.
         untied: Whether config.json ties the head to the embedding, but the files have two that differ.
     """
 
@@ -78,17 +78,18 @@ class ModelSpec:
 
     @property
     def attention(self) -> AttentionSpec:
-        """Attention of the first layer. All layers have as many heads, as wide; windows, scales and rope may differ."""
+        """Attention of the first layer. All layers have equal numbers of heads of equal width; windows, scales and rope
+        may differ.
+        """
         return self.layers[0].mixer
 
     @property
     def mixture(self) -> MixtureSpec | None:
-        """Experts of the first layer that has any; they are alike in all such layers. None if no layer has experts."""
+        """Experts of the first layer that has any; all such layers are alike. None: no layer has experts."""
         return next((layer.mlp for layer in self.layers if isinstance(layer.mlp, MixtureSpec)), None)
 
     @property
     def layers_with_experts(self) -> int:
-        """How many layers have experts."""
         return sum(isinstance(layer.mlp, MixtureSpec) for layer in self.layers)
 
     @property
@@ -98,7 +99,7 @@ class ModelSpec:
 
     @property
     def rope_length_mode(self) -> RopeLengthMode | None:
-        """How the rotation of keys depends on the sequence's length, if it does."""
+        """How the rotation of keys depends on the sequence's length; None: it does not."""
         return next((rope.length_mode for rope in self.ropes if rope.length_mode is not None), None)
 
     @property
@@ -113,7 +114,7 @@ class ModelSpec:
         return around + sum(map(sum, (layer.weights() for layer in self.layers))) + sum(self.norm.weights(h))
 
     def weight_bytes(self, dtype: str) -> int:
-        """Bytes of all weights, those held in `dtype` and the quantized ones."""
+        """Return the bytes of all weights, quantized ones and the ones kept in `dtype`."""
         held = self.held
         if held is None:
             form = self.quantization.rules[0].format if self.quantization else None
@@ -122,20 +123,20 @@ class ModelSpec:
 
     @property
     def linear_weights(self) -> int:
-        """Number of weights in projections, which leaves out biases, the head and routers."""
+        """Number of weights in projections, without biases, the head and routers."""
         return sum(layer.weights().linear for layer in self.layers)
 
     def kv_bytes_per_token(self, kv_dtype: str) -> int:
-        """Bytes of keys and values that one token takes over all layers, of a type of `config/cache.py`."""
+        """Return the bytes of one token's keys and values in all layers. `kv_dtype` is a type of `config/cache.py`."""
         return sum(layer.mixer.cached_elements for layer in self.layers) * element_bytes(kv_dtype, DTYPE_BYTES)
 
     def kv_block_bytes(self, kv_dtype: str, block_size: int) -> int:
-        """Bytes of one block: keys and values of `block_size` tokens over the layers of one group."""
+        """Return the bytes of one block: keys and values of `block_size` tokens over the layers of one group."""
         layers = max(len(group.layers) for group in self.kv_groups())
         return block_size * layers * self.attention.cached_elements * element_bytes(kv_dtype, DTYPE_BYTES)
 
     def kv_groups(self) -> tuple[KVCacheGroup, ...]:
-        """The groups of layers that share a block table."""
+        """Return the groups of layers that share a block table."""
         return kv_groups([layer.mixer.window for layer in self.layers]) if self.groups is None else self.groups
 
 
@@ -143,10 +144,10 @@ def read_spec(directory: Path | str, quantization: str | None = None) -> ModelSp
     """Read `directory`/config.json.
 
     Args:
-        quantization: As --quantization says it.
+        quantization: The value of --quantization; None: it was not given.
 
     Raises:
-        CheckpointError: The file is missing or broken, or asks for something that is not served; it names what.
+        CheckpointError: The file is missing or broken, or asks for something that is not served; the message names it.
         ConfigError: --quantization is not served, or contradicts the file.
     """
     fields = ConfigFile(Path(directory) / "config.json")
@@ -183,13 +184,13 @@ def read_spec(directory: Path | str, quantization: str | None = None) -> ModelSp
 
 
 def on_a_gpu(spec: ModelSpec) -> ModelSpec:
-    """Return the spec with the sizes of weights on a GPU, which keeps a GGUF file's weights in forms of its own."""
+    """Return the spec with the sizes of weights on a GPU, which keeps a GGUF file's weights in other forms."""
     form = spec.quantization.rules[0].format if spec.quantization else None
     return replace(spec, held=HeldWeights(form.gpu_dense, form.coded)) if isinstance(form, GgufFormat) else spec
 
 
 def _architecture(fields: ConfigFile) -> str:
-    """Return the architecture that is computed: for a model that reads images too, that of its text model."""
+    """Return the architecture that is computed; for a model that also reads images, it is the text model's."""
     names = fields.get("architectures", [])
     for name in names if isinstance(names, list) else []:
         if name in FAMILIES or name in HEADS:
@@ -219,7 +220,7 @@ _ONLY: dict[str, tuple[object, ...]] = {
 
 
 def _refuse_what_changes_the_arithmetic(fields: ConfigFile, family: Family) -> None:
-    """Keys that a config may carry and that this engine would have to compute with, unless at these values."""
+    """Refuse keys that change the arithmetic, unless they have the values of _ONLY."""
     if family.local_rope and fields.get("attn_logit_softcapping") is not None:
         raise fields.wrong("attn_logit_softcapping", "is not supported by this architecture")
     for key, values in _ONLY.items():
@@ -230,7 +231,7 @@ def _refuse_what_changes_the_arithmetic(fields: ConfigFile, family: Family) -> N
 def _layers(
     fields: ConfigFile, family: Family, hidden: int, *, is_head: bool
 ) -> tuple[tuple[LayerSpec, ...], RopeSpec | None]:
-    """All layers, and the rotary embedding of those without a window, which says how long sequences may be."""
+    """Return all layers, and the rotary embedding of layers without a window, which limits the length of sequences."""
     heads, number = fields.count("num_attention_heads"), fields.count("num_hidden_layers", 1 if is_head else None)
     head_dim = fields.count("head_dim", max(1, hidden // heads))
     rope = read_rope(fields, family, head_dim) if family.rotary else None
@@ -284,7 +285,7 @@ def _scales(fields: ConfigFile, layers: int, head_dim: int) -> tuple[float, ...]
 
 
 def _mixtures(fields: ConfigFile, family: Family, hidden: int, layers: int) -> list[MixtureSpec | None]:
-    """The experts of each layer; None for a layer that has an MLP."""
+    """Return the experts of each layer; None for a layer that has an MLP."""
     if not family.experts:
         return [None] * layers
     key = "num_experts" if fields.get("num_local_experts") is None else "num_local_experts"

@@ -1,4 +1,4 @@
-"""Products whose rows adapters change: a linear layer's, and experts', whatever scheme their weights have."""
+"""Products to which adapters add low-rank updates: of linear layers and of experts, in any weight scheme."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class AdaptedLinear:
         update: Computes B A x.
 
     Attributes:
-        row_form: Always None, since A is multiplied by dense rows.
+        row_form: None: A multiplies dense rows only.
     """
 
     row_form: RowForm | None = None
@@ -35,11 +35,9 @@ class AdaptedLinear:
         self._update = update
 
     def __call__(self, x: Rows) -> Tensor:
-        """x Wᵀ + b, with B A x added: [tokens, columns] → [tokens, outputs]."""
         return total_of(self.pending(x))
 
     def pending(self, x: Rows) -> Tensor | PendingUpdate:
-        """x Wᵀ + b [tokens, outputs], to which the reader of the result adds B A x."""
         if not self._update.active:
             return self._base(x)
         assert isinstance(x, Tensor)
@@ -47,7 +45,6 @@ class AdaptedLinear:
         return PendingUpdate(self._update, low, y)
 
     def silu_and_mul(self, x: Rows) -> Tensor:
-        """silu of the first half of the outputs times the second: [tokens, columns] → [tokens, outputs / 2]."""
         if not self._update.active:
             return self._base.silu_and_mul(x)
         assert isinstance(x, Tensor)

@@ -1,4 +1,4 @@
-"""Self-attention: projections, norms and rotation around whatever backend attends."""
+"""Self-attention: projections, norms and rotation around an attention backend."""
 
 from __future__ import annotations
 
@@ -26,10 +26,10 @@ class Heads:
 
 
 class Attention:
-    """One layer's attention; `norm` is the norm of queries and keys, head by head, if there is one.
+    """One layer's attention; `norm` is the norm of queries and keys, head by head, or None.
 
     Attributes:
-        row_form: The form of quantized rows that the layer takes besides dense ones.
+        row_form: The form of quantized rows that the layer takes in addition to dense ones; None: dense rows only.
     """
 
     def __init__(
@@ -48,7 +48,7 @@ class Attention:
         self._norm = norm
 
     def __call__(self, x: Rows, angles: Angles | None, backend: AttentionBackend) -> Delta:
-        """[tokens, hidden] → [tokens, hidden]; without angles nothing is rotated."""
+        """Compute attention: [tokens, hidden] → [tokens, hidden]; `angles` is None if nothing is rotated."""
         n, q, kv, d = x.shape[0], self._heads.query, self._heads.kv, self._heads.width
         projected = self._qkv(x)
         qkv, update = (projected, None) if isinstance(projected, Tensor) else projected.parts()

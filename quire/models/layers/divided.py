@@ -1,8 +1,8 @@
-"""Layers whose work is divided over ranks: partial sums become sums, each rank has a part of the vocabulary, and
-several engines divide experts.
+"""Layers whose work is divided over ranks: sums over ranks, vocabulary-parallel layers, and experts of several engines.
 
-Vocabulary-parallel embedding and logits, and sums behind products whose input is divided, are Megatron-LM's (Shoeybi et
-al. 2019, section 3).
+The vocabulary-parallel embedding and logits, and the sums after row-parallel products, are Megatron-LM's (Shoeybi et
+al.
+2019, section 3).
 """
 
 from __future__ import annotations
@@ -24,23 +24,23 @@ from quire.models.weights.tensor_options import TensorOptions
 
 
 class SummedOverRanks:
-    """A layer whose output is a sum over ranks, each of which computes one summand."""
+    """A layer whose output is a sum over ranks; each rank computes one summand."""
 
     def __init__(self, layer: Callable[..., Tensor], collectives: Collectives) -> None:
         self._layer = layer
         self._collectives = collectives
 
     def __call__(self, *x: Tensor) -> PartialSum:
-        """Return this rank's summand; reading it gives the undivided layer's output."""
+        """Return this rank's summand; reading it gives the sum over all ranks."""
         return PartialSum(self._layer(*x), self._collectives)
 
 
 class ExpertsOfEngines:
-    """Experts that are divided among all ranks of several engines; see engine_group.py.
+    """Experts that are divided among all ranks of several engines, which exchange tokens (engine_group.py).
 
     Args:
         experts: Computes this rank's experts; called like `Experts.__call__`.
-        own: Which experts are this rank's.
+        own: The numbers of this rank's experts.
         shape: The sizes of all experts.
         chosen: How many experts each token has.
         options: The device and dtype.
@@ -65,8 +65,11 @@ class ExpertsOfEngines:
         self._is_first = engines.add(lambda: self(rows, choices.long(), choices))
 
     def __call__(self, x: Tensor, numbers: Tensor, weights: Tensor) -> Tensor:
-        """x [tokens, hidden], each token's experts, by their numbers among all, and their weights [tokens, chosen] →
-        [tokens, hidden].
+        """Compute the experts' weighted sum: x [tokens, hidden] → [tokens, hidden].
+
+        Args:
+            numbers, weights: [tokens, chosen], each token's experts, by their numbers among all experts, and their
+            weights.
         """
         if self._is_first:
             self._engines.count_rows(len(x))
@@ -78,14 +81,14 @@ class ExpertsOfEngines:
 class VocabularyEmbedding(Embedding):
     """An embedding whose vocabulary is divided over ranks.
 
-    Its `multiply` gives a column for each token of this rank, and one of zeros.
+    `multiply` returns a column for each token of this rank, and one column of zeros.
 
     Args:
         shape: The shape of the whole weight.
         part: The tokens of this rank.
         options: The device and dtype of the weight.
-        collectives: Add up over all ranks.
-        scale: What rows are multiplied by, in the dtype of the options; None: nothing.
+        collectives: Sums over all ranks.
+        scale: Factor of the rows, in the dtype of the options; None: rows are not scaled.
     """
 
     def __init__(
@@ -110,12 +113,12 @@ class VocabularyEmbedding(Embedding):
 
 
 class GatheredLogits:
-    """The head to logits, whose outputs are divided; every rank gets all logits.
+    """The head to logits, whose outputs are divided over ranks; every rank gathers all logits.
 
     Args:
         head: Maps [tokens, width] to [tokens, at least this rank's part of the vocabulary].
         vocab_size: The whole vocabulary's size.
-        collectives: Gather the columns of all ranks.
+        collectives: Gathers the columns of all ranks.
     """
 
     def __init__(self, head: Callable[[Tensor], Tensor], vocab_size: int, collectives: Collectives) -> None:
@@ -124,7 +127,7 @@ class GatheredLogits:
         self._collectives = collectives
 
     def __call__(self, x: Tensor) -> Tensor:
-        """[tokens, width] → [tokens, vocab_size]."""
+        """Compute all logits: [tokens, width] → [tokens, vocab_size]."""
         logits = x.new_empty((x.shape[0], self._vocab_size))
         self._collectives.gather_columns(self._head(x), logits)
         return logits

@@ -1,4 +1,4 @@
-"""Tokens to vectors, and vectors back to logits where the two share a weight."""
+"""Embeddings of tokens, and heads to logits that share the embedding's weight."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from quire.models.weights.tensor_options import TensorOptions
 
 
 class Embedding:
-    """A row of the weight for each token, times `scale` in the dtype of the options."""
+    """Looks up a row of the weight for each token and multiplies it by `scale`, in the dtype of the options."""
 
     def __init__(self, weight: EmbeddingWeight, width: int, options: TensorOptions, scale: float | None = None) -> None:
         self._width = width
@@ -28,7 +28,7 @@ class Embedding:
         self.weight.load(checkpoint)
 
     def __call__(self, tokens: Tensor) -> Tensor:
-        """Look up the tokens' vectors: [tokens] int64 → [tokens, width], of the options' dtype."""
+        """Look up the tokens' vectors: [tokens] int64 → [tokens, width], in the options' dtype."""
         x = torch.empty((len(tokens), self._width), dtype=self._options.dtype, device=self._options.device)
         self.weight.take(tokens, self._scale, x)
         return x
@@ -43,12 +43,12 @@ class Embedding:
 
 
 class TiedHead:
-    """Logits from the embedding's own weight, in a form that the look-up takes as well."""
+    """Computes logits with the embedding's weight, in a form that serves the look-up too."""
 
     def __init__(self, embedding: Embedding) -> None:
         embedding.tie()
         self._embedding = embedding
 
     def __call__(self, x: Tensor) -> Tensor:
-        """[tokens, width] → [tokens, rows of the weight]."""
+        """Compute logits: [tokens, width] → [tokens, rows of the weight]."""
         return self._embedding.multiply(x)

@@ -1,7 +1,7 @@
 """Builds a model's layers, and remembers the layers with weights.
 
-The one place where tensor parallelism, quantization and adapters enter a model: a model file names its projections and
-their shapes, and the factory decides what serves them.
+Tensor parallelism, quantization and adapters enter a model only here: a model file names its projections and their
+shapes, and the factory decides what computes them.
 """
 
 from __future__ import annotations
@@ -44,25 +44,25 @@ L = TypeVar("L", bound=Layer)
 
 
 class Outputs(NamedTuple):
-    """Outputs of a projection that are divided over ranks as `units`, each `width` wide: heads, or single ones."""
+    """Outputs of a projection that are divided over ranks in `units` (heads, or single outputs), each `width` wide."""
 
     units: int
     width: int = 1
 
 
 class LayerFactory:
-    """Builds layers whose weights have these options; `layers` lists all that have any, in the order they were built.
+    """Builds a model's layers; `layers` lists all that have weights, in the order they were built.
+
+    All sizes are of the undivided layers. A `transposed` projection is stored as [in, out].
 
     Args:
         options: The device and dtype of weights.
         quantization: Says which modules' weights are not dense.
-        mesh: This rank's place among those that divide each layer.
+        mesh: This rank's place among the ranks that divide each layer.
         collectives: Operations over these ranks.
         updates: Collects the products that adapters change; None: there are no adapters.
-        stand_in: Returns what a model uses in place of a layer: something with the same methods.
+        stand_in: Returns what a model uses in place of a layer: an object with the same methods.
         engines: The engines that divide experts among all their ranks, if the mesh has several.
-
-    Sizes are those of the undivided layers. A `transposed` projection is stored as [in, out].
     """
 
     def __init__(
@@ -85,7 +85,7 @@ class LayerFactory:
         self.layers: list[Layer] = []
 
     def own_layers(self, layers: int) -> range:
-        """Return the numbers of the layers that this rank computes, of a model with so many layers."""
+        """Return the numbers of the layers that this rank computes, in a model with `layers` layers."""
         return self._mesh.own_layers(layers)
 
     def at(self, *, first: bool = False, last: bool = False) -> LayerFactory:
@@ -100,8 +100,9 @@ class LayerFactory:
     def qkv(
         self, names: tuple[str, ...], heads: Heads, columns: int, bias: bool, transposed: bool = False
     ) -> Projection:
-        """Queries, keys and values, merged: stored one by one, or as one projection. KV heads that are fewer than ranks
-        are several ranks' at once.
+        """Build queries, keys and values as one product, whether stored one by one or as one projection.
+
+        If there are fewer KV heads than ranks, several ranks share one.
         """
         parts = (Outputs(heads.query, heads.width), Outputs(heads.kv, heads.width), Outputs(heads.kv, heads.width))
         return self._column_parallel(names, _by_module(names, parts), columns, bias, transposed=transposed)
@@ -109,19 +110,21 @@ class LayerFactory:
     def column_parallel(
         self, names: tuple[str, ...], rows: tuple[int, ...], columns: int, bias: bool, transposed: bool = False
     ) -> Projection:
-        """Projections out of the stream, merged: the outputs of each are divided over ranks."""
+        """Build projections out of the stream as one product; the outputs of each are divided over ranks."""
         parts = tuple((Outputs(count),) for count in rows)
         return self._column_parallel(names, parts, columns, bias, transposed=transposed)
 
     def gate_up(self, names: tuple[str, ...], width: int, columns: int, bias: bool, activation: str) -> Projection:
-        """The projections of a gated MLP `width` wide, merged: stored one by one, or as one projection."""
+        """Build the gate and up projections of an MLP `width` wide as one product, however they are stored."""
         parts = _by_module(names, (Outputs(width), Outputs(width)))
         return self._column_parallel(names, parts, columns, bias, gated=GATED[activation] == "silu_and_mul")
 
     def row_parallel(
         self, name: str, rows: int, columns: Outputs | int, bias: bool, transposed: bool = False
     ) -> Callable[[Tensor], Delta]:
-        """A projection back into the stream: its inputs are divided, and its outputs are sums."""
+        """Build a projection back into the stream; its inputs are divided over ranks, and its outputs are summed over
+        them.
+        """
         units, width = columns if isinstance(columns, Outputs) else Outputs(columns)
         whole = LinearShape((name,), (rows,), units * width, transposed)
         if self._mesh.tp == 1:
@@ -132,21 +135,23 @@ class LayerFactory:
         return self._summed(self._adapted(own, bias, LinearPart(whole, cuts, adds_bias=self._mesh.tp_rank == 0)))
 
     def norm(self, name: str, width: int, kind: RMS, form: RowForm | None = None) -> RMSNorm:
-        """A root mean square norm of the stream, for a layer that takes this form of rows as well as dense ones."""
+        """Build a root mean square norm of the stream, for a layer that takes rows of this form in addition to dense
+        ones.
+        """
         return self.remember(RMSNorm(((name, 0),), width, kind, self.options, form))
 
     def head_norm(self, name: str, heads: Heads, kind: RMS) -> RMSNorm:
-        """Root mean square norms of queries and keys, head by head."""
+        """Build root mean square norms of queries and keys, head by head."""
         own = self._own_heads(heads)
         names = ((f"{name}.q_norm", own.query), (f"{name}.k_norm", own.kv))
         return self.remember(RMSNorm(names, heads.width, kind, self.options))
 
     def layer_norm(self, name: str, width: int, eps: float) -> LayerNorm:
-        """A layer norm with a bias."""
+        """Build a layer norm with a bias."""
         return self.remember(LayerNorm(name, width, eps, self.options))
 
     def embedding(self, name: str, count: int, width: int, scale: float | None = None) -> Embedding:
-        """Embeddings of tokens, divided over ranks."""
+        """Build embeddings of tokens, whose vocabulary is divided over ranks."""
         shape = EmbeddingShape(name, count, width)
         if self._mesh.tp == 1:
             return self._embedding(shape, scale)
@@ -154,11 +159,11 @@ class LayerFactory:
         return self.remember(VocabularyEmbedding(shape, part, self.options, self._collectives, scale))
 
     def positions(self, name: str, count: int, width: int) -> Embedding:
-        """Embeddings of positions, which are small, so every rank has all of them."""
+        """Build embeddings of positions; every rank has all of them, since they are small."""
         return self._embedding(EmbeddingShape(name, count, width))
 
     def head(self, name: str, embedding: Embedding | None, vocab_size: int, width: int) -> Callable[[Tensor], Tensor]:
-        """The projection to logits, with the weight of `embedding` if one is given."""
+        """Build the projection to logits, with the weight of `embedding` if it is not None."""
         if self._mesh.tp == 1:
             return self._head(embedding, LinearShape((name,), (vocab_size,), width))
         span = self._mesh.padded_part(vocab_size)
@@ -174,19 +179,21 @@ class LayerFactory:
         out: Callable[[Tensor], Delta],
         norm: RMSNorm | None = None,
     ) -> Attention:
-        """A layer's attention between its projections: queries, keys and values side by side, and back."""
+        """Build a layer's attention between `qkv`, whose outputs lie side by side, and the output projection."""
         return Attention(layer, self._own_heads(heads), qkv, out, norm)
 
     def gated_mlp(self, gate_up: Projection, down: Callable[[Tensor], Delta], width: int, activation: str) -> MLP:
-        """An MLP whose first projection gives the gate and, beside it, what it gates."""
+        """Build an MLP with a gate; `gate_up` returns gate and up, side by side."""
         return MLP(gate_up, down, self._mesh.part(width).count, GATED[activation], self.options)
 
     def plain_mlp(self, up: Projection, down: Callable[[Tensor], Delta], width: int, activation: str) -> MLP:
-        """An MLP without a gate."""
+        """Build an MLP without a gate."""
         return MLP(up, down, self._mesh.part(width).count, PLAIN[activation], self.options)
 
     def experts(self, name: str, names: ExpertNames, routing: Routing, hidden: int, width: int) -> MixtureOfExperts:
-        """Experts and their router; experts are silu-gated MLPs `width` wide. A rank has some, or a part of each."""
+        """Build experts, which are silu-gated MLPs `width` wide, and their router. A rank has some experts, or a part
+        of each.
+        """
         routed = LinearShape((f"{name}.gate",), (routing.count,), hidden)
         router = self._adapted(routed, bias=False)  # small, so every rank has all of it
         whole = ExpertsShape(f"{name}.experts", names, routing.count, hidden, width)
@@ -213,7 +220,7 @@ class LayerFactory:
     def _adapted_experts(
         self, shape: ExpertsShape, scheme: WeightScheme, whole: ExpertsShape | None = None, cut: Cut | None = None
     ) -> Callable[..., Tensor]:
-        """Experts that adapters may change, if their weights are in a form that takes it on this device."""
+        """Build experts that adapters may change, if this device can add updates to the form of their weights."""
         base = Experts(shape, scheme, self.options, whole, cut)
         used = self.remember(base)
         if self._updates is None:
@@ -236,7 +243,6 @@ class LayerFactory:
         return self._adapted_experts(own, scheme, whole, Cut(whole.width, (span,)))
 
     def _own_heads(self, heads: Heads) -> Heads:
-        """Return this rank's part of the heads."""
         return Heads(self._mesh.part(heads.query).count, self._mesh.part(heads.kv).count, heads.width)
 
     def _column_parallel(
@@ -249,7 +255,7 @@ class LayerFactory:
         transposed: bool = False,
         gated: bool = False,
     ) -> Projection:
-        """Merged projections; all parts of each are divided alike."""
+        """Build projections as one product; all parts of each are divided alike."""
         rows = tuple(sum(units * width for units, width in module) for module in parts)
         gated = gated and self._updates is None
         whole = LinearShape(names, rows, columns, transposed, gated)
@@ -260,7 +266,7 @@ class LayerFactory:
         return self._adapted(own, bias, LinearPart(whole, cuts))
 
     def _cut(self, parts: tuple[Outputs, ...]) -> Cut:
-        """This rank's outputs of a module that has these parts side by side."""
+        """Return this rank's outputs of a module that has these parts side by side."""
         spans, begin = [], 0
         for units, width in parts:
             span = _times(self._mesh.part(units), width)
@@ -281,7 +287,7 @@ class LayerFactory:
         return self.remember(Linear(shape, bias, self._scheme(*shape.names), self.options, part))
 
     def _adapted(self, shape: LinearShape, bias: bool, part: LinearPart | None = None) -> Projection:
-        """A product that adapters may change."""
+        """Build a product that adapters may change."""
         base = self._linear(shape, bias, part)
         if self._updates is None:
             return base
@@ -291,12 +297,11 @@ class LayerFactory:
         return SummedOverRanks(layer, self._collectives)
 
     def _scheme(self, *names: str) -> WeightScheme:
-        """What serves the weights of these modules."""
         return scheme_of(self._quantization.format_of_all(names) if self._quantization else None)
 
 
 def _by_module(names: tuple[str, ...], parts: tuple[Outputs, ...]) -> tuple[tuple[Outputs, ...], ...]:
-    """The parts of each module: one each, or all of a single one's."""
+    """Divide the parts by module: one part each, or all parts of a single module."""
     return (parts,) if len(names) == 1 else tuple((part,) for part in parts)
 
 

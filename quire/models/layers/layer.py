@@ -1,4 +1,4 @@
-"""Loads the weights of all layers: each layer loads its own by name, so no model has loading code."""
+"""Loads the weights of all layers: each layer loads its own by name, so models have no loading code."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from quire.models.weights.progress import ReadingProgress
 
 
 class Layer(Protocol):
-    """Something with weights."""
+    """A layer with weights."""
 
     def weight_specs(self) -> Iterator[WeightSpec]:
         """Yield the tensors that the layer reads. Called before anything is allocated."""
@@ -25,14 +25,14 @@ class Layer(Protocol):
 
 
 def weight_specs_of(layers: Sequence[Layer]) -> list[WeightSpec]:
-    """Everything that these layers read, in order."""
+    """Return the specs of all tensors that these layers read, in order."""
     return [spec for layer in layers for spec in layer.weight_specs()]
 
 
 def load_all_weights(layers: Sequence[Layer], checkpoint: Checkpoint, threads: int, progress: ReadingProgress) -> None:
-    """Let every layer load its weights, `threads` at a time; when this returns, all have arrived on their device.
+    """Let every layer load its weights, `threads` layers at a time; on return, all weights are on their device.
 
-    The checkpoint must have been checked before. `progress` advances by the bytes that weights take where they live.
+    The checkpoint must have been checked before. `progress` counts the bytes that weights take on the device.
     """
     counted = ObservedReads(checkpoint, progress.count)
 

@@ -1,4 +1,4 @@
-"""Matrix products with weights from the checkpoint, several stacked into one where they share their input."""
+"""Matrix products with weights from the checkpoint; modules that share an input are stacked into one product."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ from quire.models.weights.tensor_options import TensorOptions
 
 
 class Projection(Protocol):
-    """What an MLP and attention need of the product that takes them out of the stream.
+    """What an MLP and attention need of the product that reads the stream.
 
     Attributes:
-        row_form: The form of quantized rows that the product takes besides dense ones; None: it takes dense rows only.
+        row_form: The form of quantized rows that the product takes in addition to dense ones; None: dense rows only.
     """
 
     row_form: RowForm | None
@@ -31,7 +31,7 @@ class Projection(Protocol):
         ...
 
     def pending(self, x: Rows) -> Tensor | PendingUpdate:
-        """x Wᵀ + b [tokens, outputs]; what adapters add may be left to the reader of the result."""
+        """Compute x Wᵀ + b [tokens, outputs]; the reader of the result may have to add the adapters' update."""
         ...
 
     def silu_and_mul(self, x: Rows) -> Tensor:
@@ -52,7 +52,7 @@ class Linear:
     Attributes:
         outputs, columns: The shape of W.
         has_bias: Whether this rank adds b.
-        library_product, row_form: As in LinearWeight.
+        library_product, row_form: Attributes of the weight, a LinearWeight.
     """
 
     def __init__(
@@ -90,15 +90,13 @@ class Linear:
                 checkpoint.read(f"{name}.bias", part)
 
     def __call__(self, x: Rows) -> Tensor:
-        """x Wᵀ + b: [tokens, columns] → [tokens, outputs]."""
         return self._weight.multiply(x, self._bias)
 
     def pending(self, x: Rows) -> Tensor:
-        """x Wᵀ + b: [tokens, columns] → [tokens, outputs]; without adapters, nothing is left to add."""
+        """Compute x Wᵀ + b: [tokens, columns] → [tokens, outputs]; without adapters, nothing is left to add."""
         return self(x)
 
     def silu_and_mul(self, x: Rows) -> Tensor:
-        """silu of the first half of the outputs times the second: [tokens, columns] → [tokens, outputs / 2]."""
         return self._weight.multiply_silu_and_mul(x, self._bias)
 
     def multiply_and_shrink(self, x: Tensor, update: LowRankUpdate) -> tuple[Tensor, Tensor]:

@@ -30,11 +30,12 @@ PLAIN: dict[str, str] = {
 
 
 class MLP:
-    """down(act(gate(x)) · up(x)), or down(act(up(x))): `up` is the projection out of the stream, with the gate or not,
-    and `activation` the op between.
+    """down(act(gate(x)) · up(x)), or down(act(up(x))) without a gate.
+
+    `up` is the projection out of the stream, including the gate if there is one; `activation` is the op between.
 
     Attributes:
-        row_form: The form of quantized rows that the MLP takes besides dense ones; None: it takes dense rows only.
+        row_form: The form of quantized rows that the MLP takes in addition to dense ones; None: dense rows only.
     """
 
     def __init__(
@@ -48,7 +49,7 @@ class MLP:
         self._activate = kernel(activation, options.device.type)
 
     def __call__(self, x: Rows) -> Delta:
-        """[tokens, hidden] → [tokens, hidden]."""
+        """Compute the MLP: [tokens, hidden] → [tokens, hidden]."""
         if self._activation == "silu_and_mul":
             return self._down(self._up.silu_and_mul(x))  # the activation most in use may be part of the product
         hidden = x.new_empty((x.shape[0], self._width))
@@ -58,7 +59,7 @@ class MLP:
 
 @dataclass(frozen=True)
 class Routing:
-    """How tokens go to experts: of `count`, `chosen` serve a token; `renormalise` as in the kernel `route`."""
+    """How tokens go to experts: each token to `chosen` of `count`; `renormalise` scales their weights to the sum 1."""
 
     count: int
     chosen: int
@@ -66,14 +67,14 @@ class Routing:
 
 
 class Experts:
-    """The gated MLPs of one layer's experts, in whatever form the scheme keeps them.
+    """The gated MLPs of one layer's experts, in whatever form the scheme keeps their weights.
 
     Args:
         shape: The shape of this rank's experts.
         scheme: Loads their weights and multiplies with them.
         options: The device and dtype of the weights.
-        whole: The shape of all experts of the layer, undivided, which a checkpoint must have; None: `shape` is that.
-        cut: Which part of each expert's width is this rank's; None: all of it.
+        whole: The shape of all experts of the layer, undivided, which a checkpoint must have; None: `shape` is whole.
+        cut: The part of each expert's width that this rank has; None: the whole width.
     """
 
     def __init__(
@@ -90,12 +91,12 @@ class Experts:
 
     @property
     def separate(self) -> SeparateExperts | None:
-        """Each expert's products, where its weights lie apart."""
+        """The products of single experts; None: the weights of the experts do not lie apart."""
         return self._weights if isinstance(self._weights, SeparateExperts) else None
 
     @property
     def adaptable(self) -> AdaptableExperts | None:
-        """All experts' products with what adapters add, where their weights take it."""
+        """The products of all experts with adapters' updates; None: the form of the weights does not take updates."""
         return self._weights if isinstance(self._weights, AdaptableExperts) else None
 
     def weight_specs(self) -> Iterator[WeightSpec]:
@@ -105,19 +106,23 @@ class Experts:
         self._weights.load(self._shards.of(checkpoint))
 
     def __call__(self, x: Tensor, numbers: Tensor, weights: Tensor) -> Tensor:
-        """x [tokens, hidden], each token's experts and their weights [tokens, chosen] → [tokens, hidden]."""
+        """Compute the experts' weighted sum: x [tokens, hidden] → [tokens, hidden].
+
+        Args:
+            numbers, weights: [tokens, chosen], each token's experts and their weights.
+        """
         return self._weights.multiply(x, numbers, weights)
 
 
 class MixtureOfExperts:
-    """Each token goes to a few experts; their outputs are summed by the router's weights.
+    """Sends each token to a few experts, and sums their outputs by the router's weights.
 
     Args:
         router: [tokens, hidden] → [tokens, experts].
         experts: Called like `Experts.__call__`.
         routing: How tokens go to experts.
         options: The device.
-        own: The experts that are here and add to the output; None: all are.
+        own: The experts that this rank computes; None: all.
 
     Attributes:
         row_form: None: router and experts take dense rows.
@@ -140,7 +145,7 @@ class MixtureOfExperts:
         self._route = kernel("route", options.device.type)
 
     def __call__(self, x: Rows) -> Delta:
-        """[tokens, hidden] → [tokens, hidden]."""
+        """Compute the mixture: [tokens, hidden] → [tokens, hidden]."""
         assert isinstance(x, Tensor)
         chosen, renormalise = self._routing.chosen, self._routing.renormalise
         weights, numbers = self._route(self._router(x), chosen, renormalise, *self._own)

@@ -1,4 +1,4 @@
-"""Norms."""
+"""Root mean square norms and layer norms."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class RMS:
 
     Attributes:
         eps: Added to the mean square.
-        unit_offset: Weights are stored less one, and applied in fp32.
+        unit_offset: Whether weights are stored minus one, and applied in fp32.
     """
 
     eps: float
@@ -39,7 +39,7 @@ class RMSNorm:
         width: The number of elements that are normed together.
         kind: The norm's epsilon, and how its weights are stored.
         options: The device and dtype of the weights.
-        form: The form of quantized rows that the next layer takes, which `rows` makes; None: dense rows only.
+        form: The form of quantized rows that the next layer takes and `rows` makes; None: dense rows only.
 
     Attributes:
         weight: The loaded weight, [width] or [heads, width].
@@ -93,7 +93,7 @@ class RMSNorm:
         return norms.rms_norm_quantized(x, self.weight, self.eps, self._form.dtype, added)
 
     def _norms_for(self, delta: Delta | None) -> tuple[Norms, Tensor | None]:
-        """Return the kernels that add delta and norm, and what they are given as delta."""
+        """Return the kernels that add `delta` and norm, and the tensor to pass them as delta."""
         return (self._norms, delta) if delta is None or isinstance(delta, Tensor) else delta.for_norms(self._norms)
 
 

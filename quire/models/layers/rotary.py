@@ -14,12 +14,12 @@ from quire.models.weights.tensor_options import TensorOptions
 
 @dataclass(frozen=True)
 class Positions:
-    """Where each token of a step stands in its sequence.
+    """The position of each token of a step in its sequence.
 
     Attributes:
-        own: [tokens] int64, from 0 on.
-        lengths: [tokens] int64, how long each token's sequence counts as, for layers that compute differently in long
-            sequences; None for models without such layers.
+        own: [tokens] int64, counted from 0.
+        lengths: [tokens] int64, the length that each token's sequence counts as, for layers that compute differently in
+            long sequences; None: the model has no such layers.
     """
 
     own: Tensor
@@ -28,8 +28,9 @@ class Positions:
 
 @dataclass(frozen=True)
 class Angles:
-    """Cosine and sine of each token's position times each frequency, [tokens, width / 2]; `width` of a head's
-    dimensions turn.
+    """Cosines and sines of each token's position times each frequency, [tokens, width / 2].
+
+    `width` is the number of a head's dimensions that are rotated.
     """
 
     cos: Tensor
@@ -37,12 +38,12 @@ class Angles:
 
 
 class Rotary:
-    """Positions to angles.
+    """Turns positions into angles.
 
     Args:
-        frequencies: [width / 2] fp32, how fast each pair of dimensions turns; or, from the lengths [tokens] that their
-            sequences count as, each token's own: [tokens, width / 2].
-        scale: What cosine and sine are multiplied with.
+        frequencies: [width / 2] fp32, radians a position for each pair of dimensions; or a function that returns each
+            token's own frequencies [tokens, width / 2] for the lengths [tokens] that their sequences count as.
+        scale: Factor of cosine and sine.
         options: The device and dtype of the angles.
     """
 
@@ -53,7 +54,7 @@ class Rotary:
         self._angles = kernel("angles", options.device.type)
 
     def __call__(self, positions: Positions) -> Angles:
-        """Angles in the model's dtype, taken in fp32."""
+        """Return the angles in the model's dtype, computed in fp32."""
         frequencies = self._frequencies
         if not isinstance(frequencies, Tensor):
             assert positions.lengths is not None, "this model's batches have lengths"
