@@ -69,7 +69,7 @@ class ConfigFile:
     def get(self, key: str, default: Any = None) -> Any:
         """Return the value of a key.
 
-        A null is returned as None for keys where null has a meaning; for all others, it counts as a missing key.
+        Where null has a meaning, a null gives `default`; elsewhere it counts as a missing key.
         """
         name = self._names.get(key, key)
         value = self._values.get(name)

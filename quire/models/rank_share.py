@@ -58,7 +58,7 @@ def _with_own_experts(share: ModelSpec, experts: MixtureSpec, mesh: Mesh) -> Mod
     """Return the spec with a part of every layer, but whole experts.
 
     Of quantized weights, nothing says which ones are experts'. If a rank has more than its part of the experts, all
-    quantized weights count as experts'; if it has less, they count by the number of experts' weights.
+    weights count as experts'; if it has less, they count by the number of experts' weights.
     """
     own, held = mesh.own_experts(experts.count).count, share.held
     ways = mesh.tp * own / experts.count
