@@ -10,7 +10,7 @@ from torch import Tensor
 
 from quire.compute.collectives.collectives import Norms, norms_of
 from quire.compute.collectives.shared_memory import NativeRanks
-from quire.models.families import FAMILIES
+from quire.models.families.registry import FAMILIES
 from quire.models.spec import read_spec
 from tests.checkpoints import make_tiny
 from tests.models.divisible import DIVISIBLE
