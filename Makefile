@@ -32,7 +32,7 @@ serve: $(VENV)/.installed ## Serve the built-in model on port 8000 (installs wha
 
 .PHONY: test
 test: $(VENV)/.installed-dev ## Run the tests, but for the long ones
-	@$(PYTEST_PARALLEL) -m 'not long' $(ARGS)
+	@$(PYTEST_PARALLEL) -m 'not long and not models' $(ARGS)
 
 .PHONY: test-long
 test-long: $(VENV)/.installed-dev ## Run the long tests, which a merge needs as well
@@ -45,6 +45,10 @@ ifeq ($(ARGS),)
 else
 	@$(BIN)/python -m pytest -m long $(ARGS)
 endif
+
+.PHONY: test-models
+test-models: $(VENV)/.installed-dev ## Compare every architecture with transformers, and write docs/models.md
+	@$(PYTEST_PARALLEL) -m models tests/models_sweep --write-models docs/models.md $(ARGS)
 
 .PHONY: test-gpu
 test-gpu: $(VENV)/.installed-dev ## Run the tests that need an NVIDIA GPU, and the kernels' compiled for it

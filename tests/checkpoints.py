@@ -152,11 +152,10 @@ def make_tiny(
     model_class = getattr(transformers, architecture)
     model = model_class(model_class.config_class(**TINY | config))
     generator = torch.Generator().manual_seed(seed)
-    norms_are_less_one = architecture.startswith("Gemma")
     with torch.no_grad():
-        for name, parameter in model.named_parameters():
-            is_norm = parameter.dim() == 1 and ("norm" in name or ".ln_" in name) and name.endswith("weight")
-            parameter.normal_(1.0 if is_norm and not norms_are_less_one else 0.0, std, generator=generator)
+        for parameter in model.parameters():
+            is_norm = parameter.dim() == 1 and bool((parameter == 1.0).all())  # those that are stored less one are 0
+            parameter.normal_(1.0 if is_norm else 0.0, std, generator=generator)
     model.save_pretrained(path, **({"max_shard_size": shards} if shards else {}))
     if generation == 4:
         edit_config(path, _as_published_by_4)

@@ -8,36 +8,28 @@ from torch import Tensor
 
 from quire.compute.attention.backend import AttentionBackend
 from quire.compute.collectives.delta import Delta, Stream
-from quire.models.layer_spec import MlpSpec
 from quire.models.layers.factory import LayerFactory
-from quire.models.layers.mlp import MLP, MixtureOfExperts, Routing
 from quire.models.layers.norm import RMS
 from quire.models.layers.rotary import Angles, Positions
-from quire.models.projections import build_attention, build_gated_mlp
-from quire.models.quantization.scheme import ExpertNames
+from quire.models.projections import build_attention, build_mlp
 from quire.models.rope import Rotaries
 from quire.models.spec import ModelSpec
-
-EXPERT_NAMES = {
-    "MixtralForCausalLM": ("block_sparse_moe", ExpertNames("w1", "w3", "w2")),
-    "Qwen3MoeForCausalLM": ("mlp", ExpertNames()),
-}
-"""Checkpoints' names of a layer's experts and of each expert's projections, by architecture."""
 
 
 class Decoder:
     """Embedding, blocks, final norm and head."""
 
     def __init__(self, spec: ModelSpec, build: LayerFactory) -> None:
+        modules = spec.family.modules
         self._embed = build.at(first=True, last=spec.tie_embeddings).embedding(
-            "model.embed_tokens", spec.vocab_size, spec.hidden
+            modules.embedding, spec.vocab_size, spec.hidden
         )
         own = build.own_layers(len(spec.layers))
         self._rotaries = Rotaries(spec.layers[own.start : own.stop], build.options)
         self._blocks = [Block(spec, build, layer) for layer in own]
-        self._norm = build.at(last=True).norm("model.norm", spec.hidden, RMS(spec.norm.eps))
+        self._norm = build.at(last=True).norm(modules.norm, spec.hidden, RMS(spec.norm.eps))
         tied = self._embed if spec.tie_embeddings else None
-        self._head = build.at(last=True).head("lm_head", tied, spec.vocab_size, spec.hidden)
+        self._head = build.at(last=True).head(modules.head, tied, spec.vocab_size, spec.hidden)
 
     def embed(self, tokens: Tensor, positions: Positions) -> Stream:
         return Stream(self._embed(tokens), None)
@@ -62,22 +54,14 @@ class Block:
     """
 
     def __init__(self, spec: ModelSpec, build: LayerFactory, layer: int) -> None:
-        name, norm = f"model.layers.{layer}", RMS(spec.layers[layer].norms.eps)
-        self._attention = build_attention(spec, build, layer, f"{name}.self_attn", norm)
-        self._attention_norm = build.norm(f"{name}.input_layernorm", spec.hidden, norm, self._attention.row_form)
-        self._mlp = _mlp(spec, build, layer, name)
-        self._mlp_norm = build.norm(f"{name}.post_attention_layernorm", spec.hidden, norm, self._mlp.row_form)
+        norm = RMS(spec.layers[layer].norms.eps)
+        before_attention, before_mlp = (f"{spec.layer_name(layer)}.{name}" for name in spec.family.modules.norms)
+        self._attention = build_attention(spec, build, layer)
+        self._attention_norm = build.norm(before_attention, spec.hidden, norm, self._attention.row_form)
+        self._mlp = build_mlp(spec, build, layer)
+        self._mlp_norm = build.norm(before_mlp, spec.hidden, norm, self._mlp.row_form)
 
     def __call__(self, x: Tensor, delta: Delta | None, angles: Angles | None, attention: AttentionBackend) -> Delta:
         """Add `delta` to x [tokens, hidden] in place, and return the next delta, which is not added yet."""
         delta = self._attention(self._attention_norm.rows(x, delta), angles, attention)
         return self._mlp(self._mlp_norm.rows(x, delta))
-
-
-def _mlp(spec: ModelSpec, build: LayerFactory, layer: int, name: str) -> MLP | MixtureOfExperts:
-    mlp = spec.layers[layer].mlp
-    if isinstance(mlp, MlpSpec):
-        return build_gated_mlp(spec, build, layer, f"{name}.mlp")
-    module, names = EXPERT_NAMES[spec.architecture]
-    routing = Routing(mlp.count, mlp.chosen, mlp.renormalise)
-    return build.experts(f"{name}.{module}", names, routing, spec.hidden, mlp.width)

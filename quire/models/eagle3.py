@@ -16,18 +16,15 @@ from quire.compute.attention.backend import AttentionBackend
 from quire.compute.collectives.delta import Stream
 from quire.compute.kernels.dispatch import kernel
 from quire.errors import CheckpointError
-from quire.models.layers.attention import Attention, Heads
-from quire.models.layers.factory import LayerFactory, Outputs
+from quire.models.layers.factory import LayerFactory
 from quire.models.layers.norm import RMS
 from quire.models.layers.rotary import Positions
 from quire.models.lent import Lent
-from quire.models.projections import attention_layer, build_gated_mlp
+from quire.models.projections import build_attention, build_mlp
 from quire.models.rope import Rotaries
 from quire.models.spec import ModelSpec
 from quire.models.weights.checkpoint import Checkpoint, WeightSpec
 from quire.models.weights.tensor_options import TensorOptions
-
-_LAYER = "midlayer"
 
 
 class Eagle3Head:
@@ -36,17 +33,18 @@ class Eagle3Head:
     def __init__(self, spec: ModelSpec, build: LayerFactory, lent: Lent) -> None:
         assert spec.head is not None
         norm, hidden = RMS(spec.norm.eps), spec.hidden
+        token_norm, state_norm, mlp_norm = (f"{spec.layer_name(0)}.{name}" for name in spec.family.modules.norms)
         self._states = lent.states
         own = spec.head.own_embedding
         self._embed = build.embedding("embed_tokens", spec.vocab_size, hidden) if own else None
         self._embed_lent = lent.embed
         self._rotaries = Rotaries(spec.layers, build.options)
-        self._token_norm = build.norm(f"{_LAYER}.input_layernorm", hidden, norm)
-        self._state_norm = build.norm(f"{_LAYER}.hidden_norm", hidden, norm)
+        self._token_norm = build.norm(token_norm, hidden, norm)
+        self._state_norm = build.norm(state_norm, hidden, norm)
         self._norm_before_residual = spec.head.norm_before_residual
-        self._attention = _attention(spec, build)
-        self._mlp = build_gated_mlp(spec, build, 0, f"{_LAYER}.mlp")
-        self._mlp_norm = build.norm(f"{_LAYER}.post_attention_layernorm", hidden, norm, self._mlp.row_form)
+        self._attention = build_attention(spec, build, 0)
+        self._mlp = build_mlp(spec, build, 0)
+        self._mlp_norm = build.norm(mlp_norm, hidden, norm, self._mlp.row_form)
         self._norm = build.norm("norm", hidden, norm)
         self._head = build.head("lm_head", None, spec.head.vocab_size, hidden)
         self._tokens = None
@@ -87,18 +85,6 @@ class Eagle3Head:
         logits = own.new_empty((len(own), self._tokens.vocab_size))
         self._spread_columns(own, self._tokens.ids, logits)
         return logits
-
-
-def _attention(spec: ModelSpec, build: LayerFactory) -> Attention:
-    """Build attention whose input is embeddings and states, side by side."""
-    own, name = spec.attention, f"{_LAYER}.self_attn"
-    heads = Heads(own.heads, own.kv_heads, own.head_dim)
-    return build.attention(
-        attention_layer(spec, build, 0),
-        heads,
-        build.qkv(tuple(f"{name}.{each}_proj" for each in "qkv"), heads, own.inputs, own.qkv_bias),
-        build.row_parallel(f"{name}.o_proj", spec.hidden, Outputs(heads.query, heads.width), own.out_bias),
-    )
 
 
 class DraftTokens:

@@ -1,8 +1,7 @@
 """The architecture of Gemma 2 and 3.
 
 Norms stand on both sides of attention and MLP, the embedding is scaled, logits are bounded, and layers with a window
-may
-have a rotary embedding of their own.
+may have a rotary embedding of their own.
 """
 
 from __future__ import annotations
@@ -17,7 +16,7 @@ from quire.compute.kernels.dispatch import kernel
 from quire.models.layers.factory import LayerFactory
 from quire.models.layers.norm import RMS
 from quire.models.layers.rotary import Angles, Positions
-from quire.models.projections import build_attention, build_gated_mlp
+from quire.models.projections import build_attention, build_mlp
 from quire.models.rope import Rotaries
 from quire.models.spec import ModelSpec
 
@@ -61,13 +60,14 @@ class Block:
     """x += norm(attention(norm(x))); x += norm(mlp(norm(x))). The next norm adds each sum, as in decoder.Block."""
 
     def __init__(self, spec: ModelSpec, build: LayerFactory, layer: int) -> None:
-        name, norm = f"model.layers.{layer}", RMS(spec.layers[layer].norms.eps, unit_offset=True)
-        self._attention = build_attention(spec, build, layer, f"{name}.self_attn", norm)
-        self._before_attention = build.norm(f"{name}.input_layernorm", spec.hidden, norm, self._attention.row_form)
-        self._after_attention = build.norm(f"{name}.post_attention_layernorm", spec.hidden, norm)
-        self._mlp = build_gated_mlp(spec, build, layer, f"{name}.mlp")
-        self._before_mlp = build.norm(f"{name}.pre_feedforward_layernorm", spec.hidden, norm, self._mlp.row_form)
-        self._after_mlp = build.norm(f"{name}.post_feedforward_layernorm", spec.hidden, norm)
+        norm = RMS(spec.layers[layer].norms.eps, unit_offset=True)
+        names = [f"{spec.layer_name(layer)}.{name}" for name in spec.family.modules.norms]
+        self._attention = build_attention(spec, build, layer)
+        self._before_attention = build.norm(names[0], spec.hidden, norm, self._attention.row_form)
+        self._after_attention = build.norm(names[1], spec.hidden, norm)
+        self._mlp = build_mlp(spec, build, layer)
+        self._before_mlp = build.norm(names[2], spec.hidden, norm, self._mlp.row_form)
+        self._after_mlp = build.norm(names[3], spec.hidden, norm)
 
     def __call__(self, x: Tensor, delta: Delta | None, angles: Angles | None, attention: AttentionBackend) -> Tensor:
         """Add `delta` to x [tokens, hidden] in place, and return the next delta, which is not added yet."""

@@ -8,11 +8,9 @@ from torch import Tensor
 
 from quire.compute.attention.backend import AttentionBackend
 from quire.compute.collectives.delta import Delta, Stream
-from quire.models.layer_spec import MlpSpec
-from quire.models.layers.attention import Heads
-from quire.models.layers.factory import LayerFactory, Outputs
+from quire.models.layers.factory import LayerFactory
 from quire.models.layers.rotary import Positions
-from quire.models.projections import attention_layer
+from quire.models.projections import build_attention, build_mlp
 from quire.models.spec import ModelSpec
 
 
@@ -49,21 +47,12 @@ class Block:
     """x += attention(norm(x)); x += mlp(norm(x)). The next norm adds each sum, as in decoder.Block."""
 
     def __init__(self, spec: ModelSpec, build: LayerFactory, layer: int) -> None:
-        name, hidden, own = f"transformer.h.{layer}", spec.hidden, spec.layers[layer]
-        assert isinstance(own.mlp, MlpSpec)
-        width, eps = own.mlp.width, own.norms.eps
-        heads = Heads(own.mixer.heads, own.mixer.kv_heads, own.mixer.head_dim)
-        self._attention_norm = build.layer_norm(f"{name}.ln_1", hidden, eps)
-        self._attention = build.attention(
-            attention_layer(spec, build, layer),
-            heads,
-            build.qkv((f"{name}.attn.c_attn",), heads, hidden, True, transposed=True),
-            build.row_parallel(f"{name}.attn.c_proj", hidden, Outputs(heads.query, heads.width), True, transposed=True),
-        )
-        self._mlp_norm = build.layer_norm(f"{name}.ln_2", hidden, eps)
-        up = build.column_parallel((f"{name}.mlp.c_fc",), (width,), hidden, True, transposed=True)
-        down = build.row_parallel(f"{name}.mlp.c_proj", hidden, width, True, transposed=True)
-        self._mlp = build.plain_mlp(up, down, width, own.mlp.activation)
+        norm = spec.layers[layer].norms
+        before_attention, before_mlp = (f"{spec.layer_name(layer)}.{name}" for name in spec.family.modules.norms)
+        self._attention_norm = build.layer_norm(before_attention, spec.hidden, norm.eps)
+        self._attention = build_attention(spec, build, layer)
+        self._mlp_norm = build.layer_norm(before_mlp, spec.hidden, norm.eps)
+        self._mlp = build_mlp(spec, build, layer)
 
     def __call__(self, x: Tensor, delta: Delta | None, attention: AttentionBackend) -> Delta:
         """Add `delta` to x [tokens, hidden] in place, and return the next delta, which is not added yet."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from quire.models.config_file import ConfigFile
-from quire.models.families import Family
+from quire.models.families.family import Family
 from quire.scheduling.kvcache.cache_groups import KVCacheGroup
 
 MAX_GROUPS = 16

@@ -6,8 +6,9 @@ rank's part is. All plans for a model are sums or maximums over its layers.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 from quire.models.rope_spec import RopeSpec
 
@@ -211,3 +212,8 @@ class LayerSpec:
     def kind(self) -> LayerSpec:
         """The layer without properties that change only numbers; layers of one kind run the same kernels."""
         return replace(self, mixer=replace(self.mixer, scale=1.0))
+
+
+def with_parts(layer: LayerSpec, **parts: Mapping[str, Any]) -> LayerSpec:
+    """Return the layer with other properties in some parts: `with_parts(layer, mixer={"qk_norm": True})`."""
+    return replace(layer, **{part: replace(getattr(layer, part), **values) for part, values in parts.items()})

@@ -10,7 +10,6 @@ from torch import Tensor
 
 from quire.compute.attention.backend import AttentionBackend
 from quire.compute.collectives.delta import Stream, StreamSink, StreamSource
-from quire.models.families import HEADS
 from quire.models.layers.factory import LayerFactory
 from quire.models.layers.rotary import Positions
 from quire.models.lent import Lent
@@ -137,7 +136,7 @@ def build_model(
         before, after: The links to the previous and the next pipeline stage; None: there is no such stage.
         lent: What the target model lends to a draft head; None: the model is not a draft head.
     """
-    module, name = (spec.family.decoder if spec.head is None else HEADS[spec.architecture]).split(":")
+    module, name = spec.family.decoder.split(":")
     build = getattr(importlib.import_module(module), name)
     decoder: DecoderParts = build(spec, factory) if spec.head is None else build(spec, factory, lent)
     return Stage(decoder, before, after)

@@ -1,32 +1,33 @@
-"""Builds attention and gated MLPs, which several families share."""
+"""Builds attention, MLPs and experts under the names that a family's checkpoints give them."""
 
 from __future__ import annotations
 
 from quire.compute.attention.backend import AttentionLayer
 from quire.compute.kernels.reference.attention_inputs import Scores
-from quire.models.layer_spec import MlpSpec
+from quire.models.layer_spec import MixtureSpec
 from quire.models.layers.attention import Attention, Heads
 from quire.models.layers.factory import LayerFactory, Outputs
-from quire.models.layers.mlp import MLP
+from quire.models.layers.mlp import MLP, MixtureOfExperts, Routing
 from quire.models.layers.norm import RMS
+from quire.models.quantization.scheme import ExpertNames
 from quire.models.spec import ModelSpec
 
 
-def build_attention(spec: ModelSpec, build: LayerFactory, layer: int, name: str, norm: RMS) -> Attention:
+def build_attention(spec: ModelSpec, build: LayerFactory, layer: int) -> Attention:
     """Build the attention of layer number `layer`; queries, keys and values may be stored one by one or as one
     projection.
     """
-    own = spec.layers[layer].mixer
+    own, modules, name = spec.layers[layer].mixer, spec.family.modules, spec.layer_name(layer)
     heads = Heads(own.heads, own.kv_heads, own.head_dim)
-    names: tuple[str, ...] = (f"{name}.q_proj", f"{name}.k_proj", f"{name}.v_proj")
-    if spec.family.fused:
-        names = (f"{name}.qkv_proj",)
+    kind = RMS(spec.layers[layer].norms.eps, spec.layers[layer].norms.unit_offset)
+    norm_names = f"{name}.{modules.query_norm}", f"{name}.{modules.key_norm}"
+    inner = Outputs(heads.query, heads.width)
     return build.attention(
         attention_layer(spec, build, layer),
         heads,
-        build.qkv(names, heads, own.inputs, own.qkv_bias),
-        build.row_parallel(f"{name}.o_proj", spec.hidden, Outputs(heads.query, heads.width), own.out_bias),
-        build.head_norm(name, heads, norm) if own.qk_norm else None,
+        build.qkv(_within(name, modules.qkv), heads, own.inputs, own.qkv_bias, modules.transposed),
+        build.row_parallel(f"{name}.{modules.out}", spec.hidden, inner, own.out_bias, modules.transposed),
+        build.head_norm(norm_names, heads, kind) if own.qk_norm else None,
     )
 
 
@@ -36,13 +37,23 @@ def attention_layer(spec: ModelSpec, build: LayerFactory, layer: int) -> Attenti
     return AttentionLayer(layer - build.own_layers(len(spec.layers)).start, Scores(own.scale, own.cap))
 
 
-def build_gated_mlp(spec: ModelSpec, build: LayerFactory, layer: int, name: str) -> MLP:
-    """Build the gated MLP of layer number `layer`; gate and up may be stored one by one or as one projection."""
-    mlp = spec.layers[layer].mlp
-    assert isinstance(mlp, MlpSpec)
-    names: tuple[str, ...] = (f"{name}.gate_proj", f"{name}.up_proj")
-    if spec.family.fused:
-        names = (f"{name}.gate_up_proj",)
-    gate_up = build.gate_up(names, mlp.width, mlp.hidden, mlp.bias, mlp.activation)
-    down = build.row_parallel(f"{name}.down_proj", mlp.hidden, mlp.width, mlp.bias)
-    return build.gated_mlp(gate_up, down, mlp.width, mlp.activation)
+def build_mlp(spec: ModelSpec, build: LayerFactory, layer: int) -> MLP | MixtureOfExperts:
+    """Build the MLP of layer number `layer`, or its experts; gate and up may be stored one by one or as one
+    projection.
+    """
+    mlp, modules, name = spec.layers[layer].mlp, spec.family.modules, spec.layer_name(layer)
+    if isinstance(mlp, MixtureSpec):
+        projections, routing = ExpertNames(*modules.expert), Routing(mlp.count, mlp.chosen, mlp.renormalise)
+        router, experts = f"{name}.{modules.router}", f"{name}.{modules.experts}"
+        return build.experts(router, experts, projections, routing, mlp.hidden, mlp.width)
+    names, transposed = _within(name, modules.up), modules.transposed
+    if mlp.gated:
+        up = build.gate_up(names, mlp.width, mlp.hidden, mlp.bias, mlp.activation)
+    else:
+        up = build.column_parallel(names, (mlp.width,), mlp.hidden, mlp.bias, transposed)
+    down = build.row_parallel(f"{name}.{modules.down}", mlp.hidden, mlp.width, mlp.bias, transposed)
+    return (build.gated_mlp if mlp.gated else build.plain_mlp)(up, down, mlp.width, mlp.activation)
+
+
+def _within(layer: str, names: tuple[str, ...]) -> tuple[str, ...]:
+    return tuple(f"{layer}.{name}" for name in names)

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from quire.models.config_file import ConfigFile
-from quire.models.families import Family
+from quire.models.families.family import Family
 from quire.scheduling.kvcache.rope_length_mode import RopeLengthMode
 
 ROPE_TYPES = ("default", "linear", "dynamic", "yarn", "llama3", "longrope", "factors")

@@ -6,19 +6,22 @@ processes without a device read it too. Knows nothing about weights, tokenizers 
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from quire.foundation.config.cache import element_bytes
 from quire.models.config_file import ConfigFile
-from quire.models.families import FAMILIES, HEADS, TEXT_MODELS, WRAPPERS, Family
+from quire.models.families.family import Family
+from quire.models.families.layers import read_layers
+from quire.models.families.registry import FAMILIES, HEADS, TEXT_MODELS, WRAPPERS
 from quire.models.head_spec import HeadSpec, read_head
-from quire.models.kv_cache_groups import kv_groups, read_window, read_windowed_layers
-from quire.models.layer_spec import AttentionSpec, LayerSpec, MixtureSpec, MlpSpec, NormSpec
+from quire.models.kv_cache_groups import kv_groups
+from quire.models.layer_spec import AttentionSpec, LayerSpec, MixtureSpec, NormSpec
 from quire.models.quantization.formats import GgufFormat, Quantization
 from quire.models.quantization.held_bytes import HeldWeights, expected_weights, held_in
 from quire.models.quantization.parsers import read_quantization
-from quire.models.rope_spec import RopeSpec, read_local_rope, read_rope
+from quire.models.rope_spec import RopeSpec
 from quire.models.weights.safetensors_files import has_own_head
 from quire.scheduling.kvcache.cache_groups import KVCacheGroup
 from quire.scheduling.kvcache.rope_length_mode import RopeLengthMode
@@ -82,6 +85,10 @@ class ModelSpec:
         may differ.
         """
         return self.layers[0].mixer
+
+    def layer_name(self, layer: int) -> str:
+        """Return what the names of layer number `layer`'s modules begin with in the checkpoint."""
+        return self.family.modules.layer.format(layer)
 
     @property
     def mixture(self) -> MixtureSpec | None:
@@ -153,11 +160,12 @@ def read_spec(directory: Path | str, quantization: str | None = None) -> ModelSp
     fields = ConfigFile(Path(directory) / "config.json")
     architecture = _architecture(fields)
     is_head = architecture in HEADS
-    family = FAMILIES["LlamaForCausalLM" if is_head else architecture]
+    family = (HEADS if is_head else FAMILIES)[architecture]
     fields.adopt(family.names, family.defaults)
     _refuse_what_changes_the_arithmetic(fields, family)
-    hidden = fields.count("hidden_size")
-    layers, rope = _layers(fields, family, hidden, is_head=is_head)
+    hidden, layers = fields.count("hidden_size"), read_layers(fields, family)
+    rotated = [layer.mixer for layer in layers if layer.mixer.rope is not None]
+    rope = next((each.rope for each in rotated if each.window is None), rotated[0].rope if rotated else None)
     max_len = fields.count("max_position_embeddings", 2048)
     untied = not is_head and fields.flag("tie_word_embeddings") and has_own_head(Path(directory))
     spec = ModelSpec(
@@ -167,7 +175,7 @@ def read_spec(directory: Path | str, quantization: str | None = None) -> ModelSp
         hidden=hidden,
         layers=layers,
         norm=replace(layers[0].norms, number=1),
-        learned_positions=not family.rotary,
+        learned_positions=bool(family.modules.positions),
         tie_embeddings=fields.flag("tie_word_embeddings") and not untied,
         untied=untied,
         dtype=fields.dtype(tuple(DTYPE_BYTES)),
@@ -178,6 +186,8 @@ def read_spec(directory: Path | str, quantization: str | None = None) -> ModelSp
         quantization=read_quantization(fields.get("quantization_config"), quantization),
         head=read_head(fields, Path(directory), hidden) if is_head else None,
     )
+    if family.read_model is not None:
+        spec = family.read_model(fields, spec)
     if spec.quantization:
         spec = replace(spec, held=held_in(Path(directory), spec.quantization, spec.tie_embeddings))
     return spec
@@ -212,87 +222,15 @@ def _text_architecture(fields: ConfigFile) -> str:
     return text.architecture
 
 
-_ONLY: dict[str, tuple[object, ...]] = {
+_ONLY: Mapping[str, tuple[object, ...]] = {
     "add_cross_attention": (False,),
     "use_bidirectional_attention": (False,),
 }
-"""Keys of config.json that are refused unless they are absent or have one of these values."""
+"""Keys of config.json that are refused in every family unless they are absent or have one of these values."""
 
 
 def _refuse_what_changes_the_arithmetic(fields: ConfigFile, family: Family) -> None:
-    """Refuse keys that change the arithmetic, unless they have the values of _ONLY."""
-    if family.local_rope and fields.get("attn_logit_softcapping") is not None:
-        raise fields.wrong("attn_logit_softcapping", "is not supported by this architecture")
-    for key, values in _ONLY.items():
+    """Refuse keys that change the arithmetic, unless they have values that are served."""
+    for key, values in {**_ONLY, **family.only}.items():
         if fields.get(key) is not None and fields.get(key) not in values:
             raise fields.wrong(key, "is not supported")
-
-
-def _layers(
-    fields: ConfigFile, family: Family, hidden: int, *, is_head: bool
-) -> tuple[tuple[LayerSpec, ...], RopeSpec | None]:
-    """Return all layers, and the rotary embedding of layers without a window, which limits the length of sequences."""
-    heads, number = fields.count("num_attention_heads"), fields.count("num_hidden_layers", 1 if is_head else None)
-    head_dim = fields.count("head_dim", max(1, hidden // heads))
-    rope = read_rope(fields, family, head_dim) if family.rotary else None
-    local_rope, window = read_local_rope(fields, family, head_dim) or rope, read_window(fields)
-    attention_bias = fields.flag("attention_bias") or family.biases
-    attention = AttentionSpec(
-        inputs=2 * hidden if is_head else hidden,
-        outputs=hidden,
-        heads=heads,
-        kv_heads=fields.count("num_key_value_heads", heads),
-        head_dim=head_dim,
-        cap=fields.optional_number("attn_logit_softcapping"),
-        qk_norm=family.qk_norm,
-        qkv_bias=attention_bias if family.qkv_bias is None else family.qkv_bias,
-        out_bias=attention_bias,
-    )
-    if heads % attention.kv_heads:
-        raise fields.wrong("num_key_value_heads", f"must divide num_attention_heads ({heads})")
-    if rope and rope.width(head_dim) % 2:
-        raise fields.wrong("head_dim", "must be even")
-    mlp = MlpSpec(
-        hidden,
-        fields.count("intermediate_size", None if family.gated else 4 * hidden),
-        fields.choice("hidden_act", family.activations, "silu"),
-        family.gated,
-        fields.flag("mlp_bias") or family.biases,
-    )
-    norms = NormSpec(
-        "layer" if family.biases else "rms",
-        fields.number("rms_norm_eps", 1e-6),
-        family.unit_offset,
-        family.norms + is_head,  # a head norms embeddings and states
-    )
-    local, scales = read_windowed_layers(fields, family, number), _scales(fields, number, head_dim)
-    layers = tuple(
-        LayerSpec(
-            replace(attention, scale=scale, **({"window": window, "rope": local_rope} if is_local else {"rope": rope})),
-            mixture or mlp,
-            norms,
-        )
-        for scale, is_local, mixture in zip(scales, local, _mixtures(fields, family, hidden, number), strict=True)
-    )
-    return layers, rope
-
-
-def _scales(fields: ConfigFile, layers: int, head_dim: int) -> tuple[float, ...]:
-    width = fields.number("query_pre_attn_scalar", head_dim)
-    scale = width**-0.5 if fields.flag("scale_attn_weights", True) else 1.0
-    by_layer = fields.flag("scale_attn_by_inverse_layer_idx")
-    return tuple(scale / (layer + 1) if by_layer else scale for layer in range(layers))
-
-
-def _mixtures(fields: ConfigFile, family: Family, hidden: int, layers: int) -> list[MixtureSpec | None]:
-    """Return the experts of each layer; None for a layer that has an MLP."""
-    if not family.experts:
-        return [None] * layers
-    key = "num_experts" if fields.get("num_local_experts") is None else "num_local_experts"
-    chosen, step = fields.count("num_experts_per_tok"), fields.count("decoder_sparse_step", 1)
-    dense = fields.layer_numbers("mlp_only_layers", layers)
-    width = fields.count("moe_intermediate_size", fields.count("intermediate_size"))
-    mixture = MixtureSpec(hidden, width, fields.count(key), chosen, fields.flag("norm_topk_prob"))
-    if chosen > mixture.count:
-        raise fields.wrong("num_experts_per_tok", f"must be at most {key} ({mixture.count})")
-    return [None if layer in dense or (layer + 1) % step else mixture for layer in range(layers)]

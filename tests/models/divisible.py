@@ -1,5 +1,5 @@
-"""Checkpoints of every family that two and four ranks can divide: 8 query heads, and KV heads fewer, as many or more
-than ranks.
+"""Checkpoints, one of each kind of layer, that two and four ranks can divide: 8 query heads, and fewer, as many or more
+KV heads than ranks.
 """
 
 from __future__ import annotations

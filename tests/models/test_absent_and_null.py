@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from quire.errors import CheckpointError
-from quire.models.families import FAMILIES
+from quire.models.families.registry import FAMILIES
 from quire.models.lora.settings import read_settings
 from quire.models.quantization.parsers import read_quantization
 from quire.models.spec import read_spec

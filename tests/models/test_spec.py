@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from quire.errors import CheckpointError
-from quire.models.families import FAMILIES, HEADS
+from quire.models.families.registry import FAMILIES, HEADS
 from quire.models.layer_spec import AttentionSpec, LayerSpec, MlpSpec, NormSpec
 from quire.models.rope_spec import Llama3Scaling, RopeSpec
 from quire.models.spec import read_spec
@@ -148,8 +148,8 @@ def test_a_directory_without_config_is_told(tmp_path: Path) -> None:
 def test_every_listed_architecture_exists() -> None:
     import importlib
 
-    for entry in (*(family.decoder for family in FAMILIES.values()), *HEADS.values()):
-        module, name = entry.split(":")
+    for family in (*FAMILIES.values(), *HEADS.values()):
+        module, name = family.decoder.split(":")
         assert callable(getattr(importlib.import_module(module), name))
 
 

@@ -11,7 +11,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from quire.errors import CheckpointError
-from quire.models.families import TEXT_MODELS
+from quire.models.families.registry import TEXT_MODELS
 from quire.models.spec import read_spec
 from quire.models.weights.safetensors_files import SINGLE, text_name
 from tests.checkpoints import TINY, edit_config

@@ -53,6 +53,11 @@ class Oracle:
             rows[: self._length_mode.original_max_len] = self._rows(tokens[: self._length_mode.original_max_len])
         return rows[len(prompt) - 1 : -1]
 
+    @torch.inference_mode()
+    def logits(self, tokens: list[int]) -> Tensor:
+        """[tokens, vocab] float64: the logits behind each token, of one pass."""
+        return self._rows(tokens)
+
     def _rows(self, tokens: list[int]) -> Tensor:
         logits: Tensor = self._model(self._tensor(tokens)).logits[0]
         return logits.double().cpu()

@@ -51,7 +51,11 @@ def assert_greedy(reference: Oracle, prompt: list[int], choice: Any) -> None:
 
 @pytest.mark.parametrize("case", CASES)
 def test_parity(case: str, tmp_path: Path) -> None:
-    directory = make_tiny(tmp_path, **CASES[case])
+    assert_parity(make_tiny(tmp_path, **CASES[case]))
+
+
+def assert_parity(directory: Path) -> None:
+    """The checkpoint's answers are transformers', on cached prefixes, in several choices and through preemption too."""
     reference, batch = Oracle(directory), prompts()
     with LLM(str(directory), max_num_batched_tokens=40, **SETTINGS) as llm:
         outputs = llm.generate(batch, GREEDY)

@@ -140,11 +140,11 @@ class LayerFactory:
         """
         return self.remember(RMSNorm(((name, 0),), width, kind, self.options, form))
 
-    def head_norm(self, name: str, heads: Heads, kind: RMS) -> RMSNorm:
-        """Build root mean square norms of queries and keys, head by head."""
+    def head_norm(self, names: tuple[str, str], heads: Heads, kind: RMS) -> RMSNorm:
+        """Build root mean square norms of queries and keys, head by head; `names` are theirs."""
         own = self._own_heads(heads)
-        names = ((f"{name}.q_norm", own.query), (f"{name}.k_norm", own.kv))
-        return self.remember(RMSNorm(names, heads.width, kind, self.options))
+        norms = tuple(zip(names, (own.query, own.kv), strict=True))
+        return self.remember(RMSNorm(norms, heads.width, kind, self.options))
 
     def layer_norm(self, name: str, width: int, eps: float) -> LayerNorm:
         """Build a layer norm with a bias."""
@@ -190,13 +190,15 @@ class LayerFactory:
         """Build an MLP without a gate."""
         return MLP(up, down, self._mesh.part(width).count, PLAIN[activation], self.options)
 
-    def experts(self, name: str, names: ExpertNames, routing: Routing, hidden: int, width: int) -> MixtureOfExperts:
+    def experts(
+        self, router_name: str, name: str, names: ExpertNames, routing: Routing, hidden: int, width: int
+    ) -> MixtureOfExperts:
         """Build experts, which are silu-gated MLPs `width` wide, and their router. A rank has some experts, or a part
         of each.
         """
-        routed = LinearShape((f"{name}.gate",), (routing.count,), hidden)
+        routed = LinearShape((router_name,), (routing.count,), hidden)
         router = self._adapted(routed, bias=False)  # small, so every rank has all of it
-        whole = ExpertsShape(f"{name}.experts", names, routing.count, hidden, width)
+        whole = ExpertsShape(name, names, routing.count, hidden, width)
         scheme = self._scheme(*whole.modules)
         if self._engines is not None:
             own = self._mesh.own_experts(whole.count)

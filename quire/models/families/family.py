@@ -1,0 +1,96 @@
+"""What an architecture is, in its difference to Llama; the modules beside this one list the architectures.
+
+Does not import torch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Literal
+
+if TYPE_CHECKING:
+    from quire.models.config_file import ConfigFile
+    from quire.models.layer_spec import LayerSpec
+    from quire.models.spec import ModelSpec
+
+GATED = ("silu", "gelu_pytorch_tanh")
+"""Activations of MLPs with a gate."""
+
+
+@dataclass(frozen=True)
+class ModuleNames:
+    """A checkpoint's names of a model's modules. Those in a layer stand behind the layer's.
+
+    Attributes:
+        embedding, norm, head: The embedding of tokens, the norm after the last layer, and the head to logits.
+        positions: The embedding of positions; empty: the model has none.
+        layer: What the names in a layer begin with; {} stands for its number.
+        norms: A layer's norms of the stream, in the order of their use.
+        qkv: Queries, keys and values; one name: they are stored as one projection.
+        out: The output projection of attention.
+        query_norm, key_norm: The norms of queries and keys.
+        up: Gate and up; one name: they are stored as one projection, or the MLP has no gate.
+        down: The output projection of the MLP.
+        router: The projection that chooses experts.
+        experts: What the experts' names begin with, before their numbers.
+        expert: Gate, up and down of one expert.
+        transposed: Whether projections are stored as [in, out].
+    """
+
+    embedding: str = "model.embed_tokens"
+    norm: str = "model.norm"
+    head: str = "lm_head"
+    positions: str = ""
+    layer: str = "model.layers.{}"
+    norms: tuple[str, ...] = ("input_layernorm", "post_attention_layernorm")
+    qkv: tuple[str, ...] = ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj")
+    out: str = "self_attn.o_proj"
+    query_norm: str = "self_attn.q_norm"
+    key_norm: str = "self_attn.k_norm"
+    up: tuple[str, ...] = ("mlp.gate_proj", "mlp.up_proj")
+    down: str = "mlp.down_proj"
+    router: str = "mlp.gate"
+    experts: str = "mlp.experts"
+    expert: tuple[str, str, str] = ("gate_proj", "up_proj", "down_proj")
+    transposed: bool = False
+
+
+@dataclass(frozen=True)
+class Family:
+    """One architecture, in its difference to Llama.
+
+    Attributes:
+        decoder: The class that builds the model, as "module:class".
+        modules: The checkpoint's names of modules.
+        names: The architecture's names of keys in config.json, by Llama's names.
+        defaults: Values of missing keys, where they differ from Llama's.
+        only: The values that are served of keys that change the arithmetic; a file with others is refused.
+        activations: The values of `hidden_act` that are served.
+        windows: Which layers have the `sliding_window`: none, all, or the ones that `layer_types` names. With `from`,
+            `layer_types` names them too; without `layer_types`, they are the layers from `max_window_layers` on.
+        local_rope: Whether layers with a window have a rotary embedding of their own.
+        partial_rotary: Whether `partial_rotary_factor` is read.
+        mixer, mlp, norms: The properties of each layer's `AttentionSpec`, `MlpSpec` and `NormSpec` that the
+            architecture fixes.
+        read_layer: Returns a layer with what else differs, given Llama's reading of it (with all of the above) and its
+            number.
+        read_model: Returns the model with what differs outside of the layers, given Llama's reading of it.
+        overflows_float16: Whether activations become larger than float16 can hold.
+    """
+
+    decoder: str = "quire.models.decoder:Decoder"
+    modules: ModuleNames = ModuleNames()
+    names: Mapping[str, str] = field(default_factory=dict)
+    defaults: Mapping[str, Any] = field(default_factory=dict)
+    only: Mapping[str, tuple[object, ...]] = field(default_factory=dict)
+    activations: tuple[str, ...] = GATED
+    windows: Literal["none", "all", "by type", "from"] = "none"
+    local_rope: bool = False
+    partial_rotary: bool = False
+    mixer: Mapping[str, Any] = field(default_factory=dict)
+    mlp: Mapping[str, Any] = field(default_factory=dict)
+    norms: Mapping[str, Any] = field(default_factory=dict)
+    read_layer: Callable[[ConfigFile, LayerSpec, int], LayerSpec] | None = None
+    read_model: Callable[[ConfigFile, ModelSpec], ModelSpec] | None = None
+    overflows_float16: bool = False

@@ -1,0 +1,54 @@
+"""Gemma 2 and 3: norms on both sides of attention and MLP, with weights stored less one, and a scaled embedding."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from quire.models.families.family import Family, ModuleNames
+
+_GEMMA: dict[str, Any] = {
+    "decoder": "quire.models.gemma:Gemma",
+    "modules": ModuleNames(
+        norms=(
+            "input_layernorm",
+            "post_attention_layernorm",
+            "pre_feedforward_layernorm",
+            "post_feedforward_layernorm",
+        )
+    ),
+    "names": {"hidden_act": "hidden_activation"},
+    "windows": "by type",
+    "norms": {"unit_offset": True, "number": 4},
+    "overflows_float16": True,
+}
+_DEFAULTS = {
+    "hidden_act": "gelu_pytorch_tanh",
+    "head_dim": 256,
+    "tie_word_embeddings": True,
+    "query_pre_attn_scalar": 256,
+    "sliding_window": 4096,
+}
+FAMILIES: dict[str, Family] = {
+    "Gemma2ForCausalLM": Family(
+        **_GEMMA,
+        defaults=_DEFAULTS
+        | {
+            "sliding_window_pattern": 2,
+            "attn_logit_softcapping": 50.0,
+            "final_logit_softcapping": 30.0,
+            "max_position_embeddings": 8192,
+        },
+    ),
+    "Gemma3ForCausalLM": Family(
+        **_GEMMA,
+        mixer={"qk_norm": True},
+        local_rope=True,
+        only={"attn_logit_softcapping": ()},
+        defaults=_DEFAULTS
+        | {
+            "sliding_window_pattern": 6,
+            "rope_theta": 1e6,
+            "max_position_embeddings": 131072,
+        },
+    ),
+}

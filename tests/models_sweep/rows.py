@@ -1,0 +1,47 @@
+"""A tiny configuration of every architecture that has a family, in a shape that two ranks can divide.
+
+`make test-models` runs them all, and writes docs/models.md. An architecture with a new term has a case in
+tests/parity/cases.py too, which every `make test` runs.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+SHAPE: dict[str, Any] = {
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "num_hidden_layers": 3,
+    "vocab_size": 321,
+}
+"""What rows have unless they say otherwise. The vocabulary is divided with a remainder."""
+_WINDOW = {"sliding_window": 13, "num_hidden_layers": 4}
+
+ROWS: dict[str, dict[str, Any]] = {
+    "LlamaForCausalLM": {},
+    "MistralForCausalLM": {"sliding_window": 45},
+    "MixtralForCausalLM": {"num_local_experts": 5, "num_experts_per_tok": 2},
+    "Qwen2ForCausalLM": {"use_sliding_window": True, "sliding_window": 11, "max_window_layers": 1},
+    "Qwen3ForCausalLM": {"head_dim": 32},
+    "Qwen3MoeForCausalLM": {
+        "num_experts": 8,
+        "num_experts_per_tok": 3,
+        "moe_intermediate_size": 24,
+        "norm_topk_prob": True,
+        "mlp_only_layers": [1],
+        "head_dim": 16,
+    },
+    "Phi3ForCausalLM": {"rope_parameters": {"rope_type": "default", "rope_theta": 1e4, "partial_rotary_factor": 0.75}},
+    "Gemma2ForCausalLM": _WINDOW
+    | {"head_dim": 32, "query_pre_attn_scalar": 20, "attn_logit_softcapping": 3.0, "final_logit_softcapping": 5.0},
+    "Gemma3ForCausalLM": _WINDOW
+    | {
+        "head_dim": 32,
+        "query_pre_attn_scalar": 20,
+        "layer_types": ["sliding_attention", "sliding_attention", "full_attention", "sliding_attention"],
+    },
+    "GPT2LMHeadModel": {"n_inner": 96},
+}
+"""By `architectures` entry, what differs from SHAPE."""

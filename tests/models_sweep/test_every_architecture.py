@@ -1,0 +1,56 @@
+"""Every native architecture against transformers: weights, keys, logits, generated tokens, and parts on two ranks."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from quire.models.spec import read_spec
+from tests.checkpoints import edit_config, make_tiny
+from tests.models.forward import logits_of, logits_of_ranks
+from tests.models_sweep.rows import ROWS, SHAPE
+from tests.parity.oracle import Oracle
+from tests.parity.test_architectures import assert_parity
+
+TOKENS = torch.randint(3, 320, (150,), generator=torch.Generator().manual_seed(4))
+pytestmark = [pytest.mark.models, pytest.mark.parametrize("architecture", ROWS)]
+
+
+@pytest.fixture
+def checkpoint(architecture: str, tmp_path: Path) -> Path:
+    torch.set_num_threads(1)
+    row = {"architecture": architecture} | SHAPE | ROWS[architecture]
+    directory = make_tiny(tmp_path, **row)
+    edit_config(directory, {"architectures": [architecture]})
+    return directory
+
+
+def difference(logits: torch.Tensor, others: torch.Tensor) -> float:
+    """The largest difference, as a part of the largest logit."""
+    return float((logits - others).abs().max() / others.abs().max())
+
+
+def test_weights_are_counted(checkpoint: Path) -> None:
+    data = (checkpoint / "model.safetensors").read_bytes()
+    assert read_spec(checkpoint).weight_bytes("float32") == len(data) - 8 - int.from_bytes(data[:8], "little")
+
+
+@torch.inference_mode()
+def test_logits(checkpoint: Path) -> None:
+    theirs = Oracle(checkpoint).logits(TOKENS.tolist())
+    assert difference(logits_of(checkpoint, TOKENS, torch.float32).double(), theirs) < 1e-4
+
+
+def test_tokens(checkpoint: Path) -> None:
+    assert_parity(checkpoint)
+
+
+@torch.inference_mode()
+def test_divided(checkpoint: Path) -> None:
+    whole = logits_of(checkpoint, TOKENS, torch.float32)
+    for ep in (1, 2) if read_spec(checkpoint).mixture else (1,):
+        first, second = logits_of_ranks(checkpoint, TOKENS, torch.float32, 2, ep=ep)
+        assert difference(first, whole) < 1e-5
+        assert torch.equal(first, second)
