@@ -34,8 +34,8 @@ class StreamSize(NamedTuple):
     steps: int
 
 
-class CardLinks:
-    """This rank's links to other stages: its StreamSource, StreamSink and LinkedStages (runtime/worker/stage_steps.py).
+class CardStageLinks:
+    """This rank's links to other stages, as source and sink of streams and of sampled tokens (StageTokens).
 
     Args:
         mesh: The rank's place, in one stage of several.
