@@ -22,12 +22,8 @@ OLDEST_CAPABILITY = (8, 0)
 
 @dataclass(frozen=True)
 class Gpu:
-    """An NVIDIA GPU.
-
-    Attributes:
-        free_bytes: Memory that no process has taken.
-        of: How many GPUs this process may use, including this one.
-    """
+    """An NVIDIA GPU, whose `free_bytes` no process has taken. `of` is the number of GPUs that this process may use,
+    including this one."""
 
     name: str
     capability: tuple[int, int]

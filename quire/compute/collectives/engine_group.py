@@ -57,11 +57,8 @@ class EngineGroup:
     # --- layers -----------------------------------------------------------------------------------------------------
 
     def add(self, dummy: Callable[[], object]) -> bool:
-        """Add a layer, in the order of a step, and return whether it is the first one.
-
-        Args:
-            dummy: Computes the layer for no rows of this engine.
-        """
+        """Add a layer, in the order of a step, and return whether it is the first one. `dummy` computes the layer for
+        no rows of this engine."""
         self._dummies.append(dummy)
         return len(self._dummies) == 1
 
@@ -116,11 +113,8 @@ class EngineGroup:
         self.check()
 
     def check(self) -> None:
-        """Check that all ranks have come to the step.
-
-        Raises:
-            EngineDeadError: A rank has not, so what was computed since then is wrong.
-        """
+        """Check that all ranks have come to the step. Raises EngineDeadError if a rank has not, so what was computed
+        since then is wrong."""
         if (missing := self._ranks.missing) is not None:
             engine, rank = divmod(missing, self._mesh.tp)
             raise EngineDeadError(

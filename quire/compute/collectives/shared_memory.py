@@ -119,12 +119,8 @@ class NativeRanks:
 
 
 class PlainRanks:
-    """Collectives through shared memory by torch; a rank that waits sleeps for up to a millisecond at a time.
-
-    Args:
-        memory, mesh, patience_s: As in shared_memory_collectives.
-        size: Bytes of a buffer.
-    """
+    """Collectives through shared memory by torch; a rank that waits sleeps for up to a millisecond at a time. A buffer
+    has `size` bytes; other arguments are those of shared_memory_collectives."""
 
     norms: Norms | None = None
 

@@ -93,11 +93,8 @@ class GgufModel:
 
 
 def read_header(path: Path) -> GgufModel:
-    """Read one file's header.
-
-    Raises:
-        CheckpointError: The file is no GGUF file, is broken or cut short, or has tensors of a type that is not served.
-    """
+    """Read one file's header. Raises CheckpointError if the file is no GGUF file, is broken or cut short, or has
+    tensors of a type that is not served."""
     try:
         with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
             return _Parser(path, data).header()

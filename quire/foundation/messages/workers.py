@@ -132,14 +132,10 @@ class TokenBitmasks(Message, frozen=True):
 
 
 class MaskedDrafts(Message, frozen=True):
-    """What the worker proposed for the masked rows of a step that has begun: their bitmasks depend on it.
+    """What the worker proposed for the rows in `Plan.masked` of a step that has begun: their bitmasks depend on it.
 
     Sent for a plan that allows a masked row drafts, before its bitmasks are waited for; none was proposed for a row of
     no tokens.
-
-    Attributes:
-        step: The plan's.
-        tokens: The drafts of each row of `Plan.masked`.
     """
 
     step: int
@@ -187,13 +183,8 @@ class Result(Message, frozen=True):
 
 
 class AdapterLoaded(Message, frozen=True):
-    """An adapter was brought to the device, or was not.
-
-    Attributes:
-        adapter: Which; its digest is that of the files, if they could be read.
-        slot: Where it is; 0: it was only read.
-        error: Why it is not there; empty: it is.
-    """
+    """An adapter was brought to the device, or was not. The digest of `adapter` is that of its files, if they could be
+    read. `slot` is 0 if it was only read, and `error` is empty unless it failed."""
 
     adapter: Adapter
     slot: int

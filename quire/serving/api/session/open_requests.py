@@ -35,8 +35,8 @@ class OpenSequence:
         generated: Tokens that engines have sent.
         num_prompt_logprobs: How many of the prompt's log probabilities were sent.
         sent: Whether the present engine knows the sequence.
-        engines: How many engines have got to know it.
-        deaths: How many of these died while it was in flight, since it last got past the token of such a death.
+        engines: How many engines have known it.
+        deaths: How many engines died while it was in flight, since it last got past the token of such a death.
     """
 
     __slots__ = (

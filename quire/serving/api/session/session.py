@@ -55,10 +55,7 @@ class EngineSession:
     """The engines, shared by all requests of this process. Everything runs in the event loop.
 
     `report` is told how the recovery from an engine's death goes; without `peers` this is the only API process.
-
-    Attributes:
-        requests, engines, status: What is open, who works on it, and whether more is taken.
-        stats: Filled as messages pass.
+    Messages fill `stats` as they pass.
     """
 
     def __init__(
