@@ -58,7 +58,6 @@ class KVCachePlan:
     Attributes:
         num_blocks: KV blocks without the dummy.
         footprint: The division in bytes, with weights and activations.
-        reason: Why there are so many blocks.
         is_estimate: Whether the worker will measure, and then say how many blocks there are.
     """
 

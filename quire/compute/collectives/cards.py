@@ -26,7 +26,6 @@ class Cards:
     """The Collectives of a rank with a card of its own, by kernels of ours or by NCCL.
 
     Args:
-        mesh: The rank's place.
         device: The rank's card, which is the current one.
         exchange: Exchanges messages with all ranks; called twice.
     """

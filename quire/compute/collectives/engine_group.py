@@ -28,7 +28,6 @@ class EngineGroup:
 
     Args:
         memory: Memory of `group_bytes` that all ranks share.
-        mesh: This rank's place.
         ranks: Collectives over all ranks of all engines, in this memory.
         bells: Eventfds that do not block and wake a rank each.
         patience_s: How long `ranks` wait for one another.

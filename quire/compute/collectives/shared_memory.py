@@ -33,7 +33,6 @@ def shared_memory_collectives(
 
     Args:
         memory: Shared memory of `memory_bytes`.
-        mesh: The rank's place.
         vocab_size: The columns of logits.
         spins: How many pauses a rank makes before it sleeps, SPINS; 0 where ranks share cores.
         patience_s: How long a rank waits for another.

@@ -130,8 +130,6 @@ class WeightSource:
     """The source of a weight.
 
     Attributes:
-        tensor: The file's tensor.
-        shape: The weight's shape.
         first_row: The weight's first row in a stack of experts.
         heads: How many heads the rows belong to, in each of which the two halves of a pair are neighbours, where the
             weight has all first halves first; 0: the rows are in the weight's order.

@@ -47,9 +47,7 @@ class GgufTensor:
 
     Attributes:
         shape: The sizes as torch orders them, rows and columns last (a file lists them the other way round).
-        form: The tensor's type.
         offset: The offset of its first byte in the file.
-        path: The file.
     """
 
     shape: tuple[int, ...]

@@ -69,7 +69,6 @@ def choose(names: Sequence[str], quantization: str | None, where: str) -> str:
     """Choose a GGUF file, or the first part of a split model.
 
     Args:
-        names: The names of the files.
         quantization: A word of the name, such as Q4_K_M; None: there is only one model.
         where: The place of the files, for errors.
 

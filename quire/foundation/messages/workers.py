@@ -117,7 +117,6 @@ class TokenBitmasks(Message, frozen=True):
     """Which tokens the masked rows of a plan may sample; sent after the plan, when the tokens before are known.
 
     Attributes:
-        step: The plan's.
         rows: `Plan.masked`, all of them.
         bits: A bitmask per row, 1 where a token is allowed: token t is bit t % 8 of byte t // 8. Padded to a multiple
             of 4 bytes. Of a row with drafts one per position, in order.
@@ -156,13 +155,11 @@ class Result(Message, frozen=True):
     """What a Plan brought, in the order of its sampled rows.
 
     Attributes:
-        step: The plan's.
         counts: Tokens each sampled row gained: 0 to 1 + its drafts.
         tokens: Those tokens, concatenated.
         logprobs: Empty, or one entry a token.
         errors: (index into the sampled rows, message): that sequence failed (NaN logits, say) and gained nothing.
         refused: Those indices of `errors` where what the request itself asks for is to blame.
-        device_ms: How long the step took on the device.
         prompt_logprobs: One list for each of `Plan.prompt_logprobs_rows`, one entry a position.
         ready_host_blocks: From now on plans may swap to the host blocks 0 to this number - 1; 0: as many as before.
         drafted: How many draft tokens each sampled row really had, at most as many as planned; empty: none had any.

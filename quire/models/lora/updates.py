@@ -45,7 +45,6 @@ class LowRankUpdate:
     """The low-rank update B A x of one product.
 
     Args:
-        shape: The shape of the product's weight.
         step: Which tokens of a step have adapters.
         device: The type of the device that computes.
 
@@ -184,12 +183,10 @@ class LowRankUpdates:
         device: The type of the device that computes.
 
     Attributes:
-        device: As given.
         step: Which tokens of the present step have adapters.
         targets: What adapters change, by module, including modules that only other ranks have.
         experts: The shapes of all experts of a layer, undivided, by the module that has them.
         changes_experts: [slots + 1] bool, whether the adapter of a slot changes experts; slot 0 means no adapter.
-        slots, limit: As given.
         rank: The ranks that a slot has room for: `limit`, rounded up to whole groups, since kernels work on these.
     """
 

@@ -39,7 +39,6 @@ class RequestCost:
         first_token_s: From arrival to the first token of the first sequence that had one.
         queue_s, prefill_s, decode_s: The engine's times of the sequence that took longest; None if the reader ended all
             before the engine did (a stop string, or a client that went away).
-        finish_reasons: Why sequences ended, each reason once.
     """
 
     sequences: int

@@ -31,7 +31,6 @@ class OpenSequence:
     """A sequence that has not ended, with all that another engine needs to go on.
 
     Attributes:
-        engine: The number of its engine.
         generated: Tokens that engines have sent.
         num_prompt_logprobs: How many of the prompt's log probabilities were sent.
         sent: Whether the present engine knows the sequence.

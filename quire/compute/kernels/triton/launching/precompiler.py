@@ -245,7 +245,6 @@ class _Compilation:
 
     Args:
         kernels: Triton's kernels, by key.
-        key: The kernel's key.
         done: The future of the compiled kernel.
         again: Compiles the kernel.
         needed: Is set when a launch waits for the kernel.
