@@ -162,14 +162,7 @@ class AsyncLLM:
         return bool((await self._control("is_paused")).value["paused"])
 
     async def wait_for_requests_to_drain(self, drain_timeout: float = 300) -> None:
-        """Wait until no request is open.
-
-        Args:
-            drain_timeout: Seconds.
-
-        Raises:
-            TimeoutError: Some requests are still open.
-        """
+        """Wait until no request is open. Raises TimeoutError if some are still open after `drain_timeout` seconds."""
         async with asyncio.timeout(drain_timeout):
             await self._streams.wait_none()
 
@@ -183,11 +176,8 @@ class AsyncLLM:
         return (await self._control("counts")).value
 
     async def add_lora(self, lora_request: LoRARequest) -> bool:
-        """Load an adapter before a request asks for it.
-
-        Raises:
-            RequestError: The adapter cannot be served; the message names the tensor.
-        """
+        """Load an adapter before a request asks for it. Raises RequestError if the adapter cannot be served; the
+        message names the tensor."""
         await self._adapter(lora_request)
         return True
 

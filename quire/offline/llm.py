@@ -186,24 +186,16 @@ class LLM:
         return SamplingParams(**self._text.defaults.fill({}))
 
     def get_metrics(self) -> list[Metric]:
-        """The metrics that a server's /metrics shows as `vllm:…`, since the start: Counter, Gauge and Histogram objects
-        (see `quire.engine.metrics.reader`).
-
-        Raises:
-            ConfigError: The LLM was made without disable_log_stats=False.
-            EngineDeadError: See `generate`.
-        """
+        """Return the metrics that a server's /metrics shows as `vllm:…`, since the start: Counter, Gauge and Histogram
+        objects (`quire.engine.metrics.reader`). Raises ConfigError if the LLM was made without disable_log_stats=False,
+        and EngineDeadError as `generate` does."""
         if self._metrics is None:
             raise ConfigError("get_metrics() needs LLM(disable_log_stats=False).", param="disable_log_stats")
         with self._local.exclusive():
             return self._metrics.read()
 
     def reset_prefix_cache(self) -> bool:
-        """Forget what is cached of earlier prompts.
-
-        Raises:
-            EngineDeadError: See `generate`.
-        """
+        """Forget what is cached of earlier prompts. Raises EngineDeadError as `generate` does."""
         with self._local.exclusive():
             self._engine.send(Control(0, "reset_prefix_cache"))
             while not isinstance(self._engine.receive(None), Done):

@@ -79,12 +79,8 @@ class LLMEngine:
 
     def step(self) -> list[RequestOutput]:
         """Run until a step of the model has brought something. Returns the outputs of requests that have grown or
-        ended. A request that failed ends with finish_reason `error`.
-
-        Raises:
-            EngineDeadError: An earlier step failed, `close` was called, or this is a fork of the process that made the
-                engine.
-        """
+        ended. A request that failed ends with finish_reason `error`. Raises EngineDeadError if an earlier step failed,
+        `close` was called, or this is a fork of the process that made the engine."""
         outputs = []
         with self._local.exclusive():
             while self._streams and not any(stream.changed.is_set() for stream in self._streams):

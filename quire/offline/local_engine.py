@@ -57,9 +57,6 @@ class LocalEngine:
     Attributes:
         config: Resolved settings.
         text: The model's tokenizer, chat template and defaults.
-        client: The engine's client.
-        submission: Makes Adds.
-        adapters: Loads the adapters that requests name.
         startup: Seconds of the engine's start, by stage.
     """
 

@@ -43,13 +43,9 @@ class NumBlocks(NamedTuple):
 
 @dataclass(frozen=True)
 class MeasuredMemory:
-    """What a worker knows once its model is loaded.
-
-    Attributes:
-        bytes_left: Bytes of the GPU left for the KV cache. None on a CPU, where nothing is measured: the settings,
-            which were resolved from an earlier plan, give the number of blocks.
-        own_kernels: Whether our own kernels compute.
-    """
+    """What a worker knows once its model is loaded: the bytes of the GPU that are left for the KV cache, and whether
+    our own kernels compute. `bytes_left` is None on a CPU, where nothing is measured: the settings, resolved from an
+    earlier plan, give the number of blocks."""
 
     bytes_left: int | None = None
     own_kernels: bool = True
@@ -62,7 +58,6 @@ class KVCachePlan:
     Attributes:
         num_blocks: KV blocks without the dummy.
         footprint: The division in bytes, with weights and activations.
-        reason: Why there are so many blocks.
         is_estimate: Whether the worker will measure, and then say how many blocks there are.
     """
 

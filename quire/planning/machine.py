@@ -22,12 +22,8 @@ OLDEST_CAPABILITY = (8, 0)
 
 @dataclass(frozen=True)
 class Gpu:
-    """An NVIDIA GPU.
-
-    Attributes:
-        free_bytes: Memory that no process has taken.
-        of: How many GPUs this process may use, including this one.
-    """
+    """An NVIDIA GPU, whose `free_bytes` no process has taken. `of` is the number of GPUs that this process may use,
+    including this one."""
 
     name: str
     capability: tuple[int, int]
@@ -45,7 +41,6 @@ class Machine:
         fast_bfloat16: Whether bfloat16 is at least as fast as float32 on the processor: it has instructions for it, or
             our own kernels read half the bytes.
         gpu: The first GPU that this process may use; None if there is none, or it cannot be served.
-        why_no_gpu: Why `gpu` is None.
         own_kernels: Whether our own kernels are likely to serve the processor; else torch computes, and takes more
             memory.
     """

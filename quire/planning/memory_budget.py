@@ -29,12 +29,8 @@ SWAP_SHARE = 0.5
 
 @dataclass(frozen=True)
 class KVDemand:
-    """KV blocks that sequences need.
-
-    Attributes:
-        limits: Limits of a step; the length is the longest that the settings allow.
-        block_bytes: Bytes of a block, with those of a draft model's block.
-    """
+    """KV blocks that sequences need, within the `limits` of a step, whose length is the longest that the settings
+    allow. A block has `block_bytes`, with those of a draft model's block."""
 
     groups: tuple[KVCacheGroup, ...]
     limits: StepLimits

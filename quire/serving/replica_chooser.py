@@ -30,7 +30,6 @@ class ReplicaLoad:
     """What a replica has to do.
 
     Attributes:
-        sequences: Sequences that run or wait.
         waiting_tokens: Tokens to be computed for requests that wait.
         free_blocks: KV blocks that hold nothing that is in use; cached prefixes may be in them.
     """

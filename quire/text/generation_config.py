@@ -47,12 +47,9 @@ class DefaultSampling:
 
 
 def default_sampling(config: ModelConfig) -> DefaultSampling:
-    """The defaults that a resolved ModelConfig asks for.
-
-    Raises:
-        CheckpointError: The model's generation_config.json has values that sampling cannot use.
-        ConfigError: --override-generation-config has an unknown name or such a value, or --generation-config no file.
-    """
+    """The defaults that a resolved ModelConfig asks for. Raises CheckpointError if the model's generation_config.json
+    has values that sampling cannot use, and ConfigError if --override-generation-config has an unknown name or such a
+    value, or --generation-config no file."""
     values: dict[str, Any] = {}
     if config.generation_config != "vllm":
         directory = Path(config.model if config.generation_config == "auto" else config.generation_config)

@@ -24,7 +24,6 @@ class ModelText:
 
     Attributes:
         tokenizer: None with --skip-tokenizer-init, for work on token ids only.
-        load_chat_template: Loads `chat_template`.
         eos_ids: Tokens that end a sequence unless `ignore_eos`.
         tokenizer_settings: Contents of tokenizer_config.json.
         hints: Which hints were dropped because the model cannot follow them.

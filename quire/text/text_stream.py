@@ -76,8 +76,8 @@ class TextDelta(NamedTuple):
 
     Attributes:
         stop: The stop string that ended the sequence; later tokens count for nothing.
-        tokens_used: How many of the pushed tokens belong to the sequence: all, or those up to and including the one
-            that completed the stop string.
+        tokens_used: How many of the pushed tokens belong to the sequence: all, or those up to the end of the stop
+            string.
     """
 
     text: str
@@ -204,11 +204,8 @@ class StopStrings:
     """
 
     def __init__(self, stops: Sequence[str], *, include: bool = False) -> None:
-        """
-        Args:
-            stops: Non-empty strings; none lets everything pass.
-            include: Keep the stop string in the text.
-        """
+        """Hold back `stops`, non-empty strings, of which there may be none. `include` keeps the stop string in the
+        text."""
         self._include = include
         self._patterns = [_Pattern(stop) for stop in sorted(set(stops), key=len, reverse=True)]
         self._held = ""

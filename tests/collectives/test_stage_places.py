@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 import torch
 
-from quire.compute.collectives import card_links, cards
-from quire.compute.collectives.card_links import CardLinks, StreamSize
+from quire.compute.collectives import card_stage_links, cards
+from quire.compute.collectives.card_stage_links import CardStageLinks, StreamSize
 from quire.compute.collectives.nccl import ID_BYTES
 from quire.compute.collectives.peer_memory import PeerMemoryError
 from quire.compute.mesh import Mesh
@@ -41,7 +41,7 @@ def mapped(monkeypatch: pytest.MonkeyPatch) -> list[int]:
         found.append(handle[-1] - 1)
         return SimpleNamespace(address=1 << 20)
 
-    for module in (cards, card_links):
+    for module in (cards, card_stage_links):
         monkeypatch.setattr(module, "OwnMemory", lambda size: SimpleNamespace(address=1 << 10, handle=bytes(64)))
         monkeypatch.setattr(module, "MappedMemory", map_memory)
     return found
@@ -65,7 +65,7 @@ def test_sums_are_over_a_stages_ranks(rank: int, mapped: list[int], monkeypatch:
 @pytest.mark.parametrize(("rank", "next_"), [(0, 2), (1, 3), (2, 4), (3, 5), (4, 0), (5, 1)])
 def test_a_rank_writes_to_its_place_in_the_next_stage(rank: int, next_: int, mapped: list[int]) -> None:
     mesh, offers = Mesh(rank, tp=2, pp=3), Offers(6)
-    links = CardLinks(mesh, torch.device("cpu"), offers, SIZE)
+    links = CardStageLinks(mesh, torch.device("cpu"), offers, SIZE)
     assert mapped == [next_]
     assert [end is None for end in links.ends] == [rank < 2, rank >= 4]
     assert offers.rounds == exchanges_of(Mesh(pp=3))
@@ -74,7 +74,7 @@ def test_a_rank_writes_to_its_place_in_the_next_stage(rank: int, next_: int, map
 
 def test_cards_that_cannot_map_one_another_are_refused_by_all_ranks(mapped: list[int]) -> None:
     with pytest.raises(ConfigError, match=r"-size 2: the GPUs cannot map .* \(another rank failed\)"):
-        CardLinks(Mesh(0, pp=2), torch.device("cpu"), Offers(2, frozenset({1})), SIZE)
+        CardStageLinks(Mesh(0, pp=2), torch.device("cpu"), Offers(2, frozenset({1})), SIZE)
 
 
 def test_the_drivers_reason_is_said(mapped: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
@@ -86,6 +86,6 @@ def test_the_drivers_reason_is_said(mapped: list[int], monkeypatch: pytest.Monke
             offers = super().__call__(data)
             return [data, *offers[1:]]
 
-    monkeypatch.setattr(card_links, "MappedMemory", refuse)
+    monkeypatch.setattr(card_stage_links, "MappedMemory", refuse)
     with pytest.raises(ConfigError, match="PEER_ACCESS_UNSUPPORTED"):
-        CardLinks(Mesh(0, pp=2), torch.device("cpu"), Told(2), SIZE)
+        CardStageLinks(Mesh(0, pp=2), torch.device("cpu"), Told(2), SIZE)

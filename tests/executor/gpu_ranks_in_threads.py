@@ -15,7 +15,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from quire.compute.collectives import card_links
+from quire.compute.collectives import card_stage_links
 from quire.compute.collectives.cards import Exchange
 from quire.compute.collectives.collectives import Norms
 from quire.compute.collectives.layout import LINE, memory_bytes
@@ -68,8 +68,8 @@ def use_ranks_in_threads(monkeypatch: pytest.MonkeyPatch) -> list[ReplayByRunnin
     monkeypatch.setattr(multi_rank_executor, "start_ranks", RanksInThreads)
     monkeypatch.setattr(local_engine, "build_executor", executor_of)
     monkeypatch.setattr(GpuExecutor, "_build_worker", build_worker)
-    monkeypatch.setattr(card_links, "OwnMemory", windows.own)
-    monkeypatch.setattr(card_links, "MappedMemory", windows.mapped)
+    monkeypatch.setattr(card_stage_links, "OwnMemory", windows.own)
+    monkeypatch.setattr(card_stage_links, "MappedMemory", windows.mapped)
     for name in ("send_stream", "receive_stream", "send_tokens", "take_tokens"):
         monkeypatch.setattr(handed_on, name, getattr(windows, name))
     monkeypatch.setattr(card_ranks, "Cards", CardsByHost)

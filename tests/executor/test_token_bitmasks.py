@@ -54,7 +54,7 @@ def replays(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(model_runner, "CudaGraphs", ReplayByRunning)
     monkeypatch.setattr(model_runner, "BufferRing", CountedBufferRing)
     monkeypatch.setattr(buffer_ring, "_has_memory", lambda device: True)
-    monkeypatch.setattr(worker_parts, "_attention", attention)
+    monkeypatch.setattr(worker_parts, "attention_backend", attention)
 
 
 SETTINGS: dict[str, dict[str, Any]] = {

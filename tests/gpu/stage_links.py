@@ -19,7 +19,7 @@ if __name__ == "__main__":
 import torch
 from torch import Tensor
 
-from quire.compute.collectives.card_links import CardLinks, StreamSize
+from quire.compute.collectives.card_stage_links import CardStageLinks, StreamSize
 from quire.compute.collectives.delta import Stream
 from quire.compute.mesh import Mesh
 from quire.runtime.worker.steps_in_flight import max_in_flight
@@ -47,7 +47,7 @@ class FirstStage:
         links: Of its rank.
     """
 
-    def __init__(self, links: CardLinks) -> None:
+    def __init__(self, links: CardStageLinks) -> None:
         self._links = links
         self._step = torch.zeros(1, dtype=torch.int64, device="cuda")
         self._last = torch.zeros(SLOTS, dtype=torch.int64, device="cuda")
@@ -71,7 +71,7 @@ class FirstStage:
 class LastStage:
     """Receives streams, and sends each step's number as its tokens. Arguments as of FirstStage."""
 
-    def __init__(self, links: CardLinks) -> None:
+    def __init__(self, links: CardStageLinks) -> None:
         self._links = links
         self._step = torch.zeros(1, dtype=torch.int64, device="cuda")
         self._last = torch.zeros(SLOTS, dtype=torch.int64, device="cuda")
@@ -93,7 +93,7 @@ class LastStage:
             self.wrong.add_((found != values(self._step, tokens, part)).sum())
 
 
-def check(links: CardLinks, mesh: Mesh) -> None:
+def check(links: CardStageLinks, mesh: Mesh) -> None:
     """Many steps, as far ahead of one another as stages may be."""
     stage = FirstStage(links) if mesh.is_first else LastStage(links)
     for step in range(1, STEPS + 1):
@@ -102,7 +102,7 @@ def check(links: CardLinks, mesh: Mesh) -> None:
     assert int(stage.wrong) == 0, f"{int(stage.wrong)} values of stage {mesh.stage} are wrong"
 
 
-def measure(links: CardLinks, mesh: Mesh) -> None:
+def measure(links: CardStageLinks, mesh: Mesh) -> None:
     """Microseconds from a stream to the tokens that are sent when it has come, by its tokens."""
     last, number = torch.zeros(SLOTS, dtype=torch.int64, device="cuda"), 0
     for tokens in (1, 32, 64, 256, 1_024, 8_192):
@@ -133,7 +133,7 @@ def main() -> None:
     torch.cuda.set_device(device)
     torch.empty(1, device=device)  # the context
     size = StreamSize(8_192, HIDDEN, torch.bfloat16, SLOTS, max_in_flight(ranks))
-    links = CardLinks(mesh, device, FileExchange(directory, rank, ranks), size)
+    links = CardStageLinks(mesh, device, FileExchange(directory, rank, ranks), size)
     with torch.inference_mode():
         (check if what == "check" else measure)(links, mesh)
     torch.cuda.synchronize()

@@ -24,7 +24,7 @@ from msgspec.structs import replace
 from triton.backends.compiler import GPUTarget
 
 from quire.compute.attention import triton as attention
-from quire.compute.collectives import card_links
+from quire.compute.collectives import card_stage_links
 from quire.compute.kernels import dispatch
 from quire.compute.kernels.triton.attention import prefill_dense, prefill_split_kv
 from quire.compute.kernels.triton.launching import dependent_launch, precompiler
@@ -111,13 +111,13 @@ class FakeGpu:
             logprobs_mode=mode,
             **({"enable_lora": True, "max_loras": ADAPTERS, "max_lora_rank": rank} if rank else {}),
         )
-        worker_parts._attention = lambda kv, spec, limits, dtype: attention.TritonAttention(  # type: ignore[assignment]
-            kv, spec.attention.heads, limits.rows, limits.tokens, limits.length, dtype
-        )
+        worker_parts.attention_backend = attention.TritonAttention
         every = [b"\1" * 64] * self.mesh.size
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(card_links, "OwnMemory", lambda size: SimpleNamespace(address=1 << 20, handle=bytes(64)))
-            patch.setattr(card_links, "MappedMemory", lambda handle: SimpleNamespace(address=1 << 30))
+            patch.setattr(
+                card_stage_links, "OwnMemory", lambda size: SimpleNamespace(address=1 << 20, handle=bytes(64))
+            )
+            patch.setattr(card_stage_links, "MappedMemory", lambda handle: SimpleNamespace(address=1 << 30))
             ranks = reach_ranks(self.config, self.mesh, torch.device("cpu"), lambda data: every)
         self.links = ranks.links
         self.worker = worker.Worker(

@@ -15,8 +15,7 @@ import torch
 from quire.compute.attention.backend import AttentionBackend, KVView
 from quire.compute.kernels.dispatch import KERNELS
 from quire.foundation.messages.workers import PromptLogprobsRow, Result, TokenLogprobs
-from quire.models.spec import ModelSpec, read_spec
-from quire.planning.step_limits import StepLimits
+from quire.models.spec import read_spec
 from quire.runtime.worker import buffer_ring, model_runner, worker_parts
 from quire.runtime.worker.graph_shapes import GraphShape
 from tests.checkpoints import make_llama, make_tiny
@@ -30,7 +29,9 @@ SEED = 5
 LONGEST = 200
 
 
-def attention(kv: KVView, spec: ModelSpec, largest: StepLimits, dtype: torch.dtype) -> AttentionBackend:
+def attention(
+    kv: KVView, heads: int, max_rows: int, step_tokens: int, max_length: int, dtype: torch.dtype
+) -> AttentionBackend:
     """A GPU's, with references for its kernels."""
     from quire.compute.attention.triton import TritonAttention
 
@@ -43,7 +44,7 @@ def attention(kv: KVView, spec: ModelSpec, largest: StepLimits, dtype: torch.dty
             ("qk_norm_rope_and_cache", "cuda"),
             "quire.compute.kernels.reference.rowwise_attention:qk_norm_rope_and_cache",
         )
-        return TritonAttention(kv, spec.attention.heads, largest.rows, largest.tokens, largest.length, dtype)
+        return TritonAttention(kv, heads, max_rows, step_tokens, max_length, dtype)
 
 
 @pytest.fixture(autouse=True)
@@ -51,7 +52,7 @@ def _as_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(model_runner, "CudaGraphs", ReplayByRunning)
     monkeypatch.setattr(model_runner, "BufferRing", CountedBufferRing)
     monkeypatch.setattr(buffer_ring, "_has_memory", lambda device: True)
-    monkeypatch.setattr(worker_parts, "_attention", attention)
+    monkeypatch.setattr(worker_parts, "attention_backend", attention)
 
 
 @pytest.fixture(scope="module")

@@ -18,12 +18,8 @@ from quire.compute.kernels.reference.attention_inputs import Mask, PagedKV, Page
 
 @dataclass(frozen=True)
 class AttentionLayer:
-    """What distinguishes a layer's attention from that of other layers.
-
-    Attributes:
-        number: The layer's number among the layers that this rank computes.
-        scores: How products of queries and keys become scores.
-    """
+    """What distinguishes a layer's attention: its number among the layers that this rank computes, and how products of
+    queries and keys become scores."""
 
     number: int
     scores: Scores

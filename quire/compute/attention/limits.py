@@ -14,12 +14,9 @@ _MAX_BYTES = 2**29
 
 @dataclass(frozen=True)
 class PaddedLimits:
-    """The maximum size of a padded step, whose last row has no token.
+    """The maximum tokens, rows, and rows of one token of a padded step, whose last row has no token.
 
     Columns of its metadata are equally long each time, so that a graph can replay it.
-
-    Attributes:
-        tokens, rows, decode_rows: The maximum tokens, rows, and rows of one token.
     """
 
     tokens: int
@@ -28,12 +25,8 @@ class PaddedLimits:
 
 
 def gathered_tokens(token_bytes: int, tokens: int, length: int) -> int:
-    """Return how many tokens dense prefill gathers at most: as many as a step may need, or as fit into 512 MiB.
-
-    Args:
-        token_bytes: Bytes of a token's keys and values in one layer.
-        tokens: The maximum tokens of a step.
-        length: Tokens of the longest sequence.
-    """
+    """Return how many tokens dense prefill gathers at most: as many as a step of at most `tokens` and a longest
+    sequence of `length` may need, or as fit into 512 MiB if a token's keys and values in one layer have
+    `token_bytes`."""
     chunks = max(tokens, length) // GATHER_CHUNK + tokens // DENSE_MIN_QUERIES + 1
     return min(chunks, _MAX_BYTES // (GATHER_CHUNK * token_bytes)) * GATHER_CHUNK

@@ -34,12 +34,8 @@ class PrefillMetadata(NamedTuple):
 
 
 class DensePrefillMetadata(NamedTuple):
-    """Rows of many tokens, whose keys and values are gathered out of the paged cache before attention.
-
-    Attributes:
-        tiles: The tiles of these rows.
-        chunks: The chunks of their contexts.
-    """
+    """Rows of many tokens, whose keys and values are gathered out of the paged cache before attention: their tiles, and
+    the chunks of their contexts."""
 
     tiles: DenseTiles
     chunks: GatherChunks

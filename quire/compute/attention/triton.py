@@ -238,10 +238,8 @@ class AuxStream:
 
     A step that is launched kernel by kernel does not use it: events and a second stream cost the host more than the
     device gains. Kernels on it may start while the previous kernel ends (dependent launch); where the streams join, the
-    next kernel waits for both. Until then, no other kernel may read or write what is written on it.
-
-    Args:
-        device: On a CPU there is no second stream, and everything runs in order.
+    next kernel waits for both. Until then, no other kernel may read or write what is written on it. On a CPU there is
+    no second stream, and everything runs in order.
     """
 
     def __init__(self, device: torch.device) -> None:

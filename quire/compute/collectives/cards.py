@@ -26,7 +26,6 @@ class Cards:
     """The Collectives of a rank with a card of its own, by kernels of ours or by NCCL.
 
     Args:
-        mesh: The rank's place.
         device: The rank's card, which is the current one.
         exchange: Exchanges messages with all ranks; called twice.
     """
@@ -73,12 +72,8 @@ class Cards:
 
 
 class Rehearsed:
-    """Launches our kernels and nothing of NCCL, for a compile warm-up, in which nothing runs.
-
-    Args:
-        memory: The shared memory of Cards; None: cards do not share memory.
-        ranks: The number of ranks.
-    """
+    """Launches our kernels and nothing of NCCL, for a compile warm-up, in which nothing runs. `memory` is the shared
+    memory of Cards, None where cards do not share memory; `ranks` is the number of ranks."""
 
     def __init__(self, memory: RankMemory | None, ranks: int) -> None:
         self._memory = memory

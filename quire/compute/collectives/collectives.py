@@ -29,8 +29,7 @@ def norms_of(device: str) -> Norms:
 class Collectives(Protocol):
     """Operations over all ranks that divide a layer. Like kernels, they are called within steps that are recorded.
 
-    Attributes:
-        norms: Norms that add up over ranks what they add to the stream, which they may overwrite; None: there are none.
+    `norms`, unless None, add up over ranks what they add to the stream, and may overwrite it.
     """
 
     @property
@@ -41,12 +40,8 @@ class Collectives(Protocol):
         ...
 
     def gather_columns(self, x: Tensor, out: Tensor) -> None:
-        """Write the columns of all ranks, side by side, to `out` in each rank.
-
-        Args:
-            x: [n, at least this rank's columns], of which each rank gives its `Mesh.padded_part` of out's.
-            out: [n, columns of all], contiguous.
-        """
+        """Write the columns of all ranks side by side to `out` [n, columns of all], contiguous, in each rank. Each rank
+        gives its `Mesh.padded_part` of out's columns from x [n, at least this rank's columns]."""
         ...
 
 

@@ -34,12 +34,8 @@ def total_of(delta: Delta) -> Tensor:
 
 
 class PartialSum:
-    """A sum over ranks that is not made yet. All ranks read it at the same point of their step, in the same way.
-
-    Args:
-        own: This rank's summand, contiguous.
-        collectives: Make the sum.
-    """
+    """A sum over ranks, which `collectives` have not made yet, of each rank's contiguous summand `own`. All ranks read
+    it at the same point of their step, in the same way."""
 
     def __init__(self, own: Tensor, collectives: Collectives) -> None:
         self._own = own
@@ -61,12 +57,8 @@ class PartialSum:
 
 
 class Stream(NamedTuple):
-    """The residual stream between two blocks.
-
-    Attributes:
-        x: [tokens, hidden]; blocks change it in place.
-        delta: [tokens, hidden], what is still to be added; None: nothing is.
-    """
+    """The residual stream between two blocks: x [tokens, hidden], which blocks change in place, and `delta` [tokens,
+    hidden], what is still to be added; None if nothing is."""
 
     x: Tensor
     delta: Delta | None

@@ -28,7 +28,6 @@ class EngineGroup:
 
     Args:
         memory: Memory of `group_bytes` that all ranks share.
-        mesh: This rank's place.
         ranks: Collectives over all ranks of all engines, in this memory.
         bells: Eventfds that do not block and wake a rank each.
         patience_s: How long `ranks` wait for one another.
@@ -57,11 +56,8 @@ class EngineGroup:
     # --- layers -----------------------------------------------------------------------------------------------------
 
     def add(self, dummy: Callable[[], object]) -> bool:
-        """Add a layer, in the order of a step, and return whether it is the first one.
-
-        Args:
-            dummy: Computes the layer for no rows of this engine.
-        """
+        """Add a layer, in the order of a step, and return whether it is the first one. `dummy` computes the layer for
+        no rows of this engine."""
         self._dummies.append(dummy)
         return len(self._dummies) == 1
 
@@ -116,11 +112,8 @@ class EngineGroup:
         self.check()
 
     def check(self) -> None:
-        """Check that all ranks have come to the step.
-
-        Raises:
-            EngineDeadError: A rank has not, so what was computed since then is wrong.
-        """
+        """Check that all ranks have come to the step. Raises EngineDeadError if a rank has not, so what was computed
+        since then is wrong."""
         if (missing := self._ranks.missing) is not None:
             engine, rank = divmod(missing, self._mesh.tp)
             raise EngineDeadError(

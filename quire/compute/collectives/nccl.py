@@ -28,11 +28,7 @@ class _Id(ctypes.Structure):
 
 
 def new_id() -> bytes:
-    """Make the id of a communicator, which one rank gives all others.
-
-    Raises:
-        NcclError: There is no NCCL.
-    """
+    """Make the id of a communicator, which one rank gives all others. Raises NcclError if there is no NCCL."""
     made = _Id()
     _check("ncclGetUniqueId", ctypes.byref(made))
     return bytes(memoryview(made))
@@ -40,12 +36,7 @@ def new_id() -> bytes:
 
 class Nccl:
     """A communicator of all ranks that divide a layer, which a thread connects, because this takes a second or two.
-
-    Args:
-        id: The result of `new_id` in one of the ranks.
-        mesh: This rank's place.
-        device: This rank's card.
-    """
+    `id` is the result of `new_id` in one of the ranks."""
 
     def __init__(self, id: bytes, mesh: Mesh, device: torch.device) -> None:
         self._mesh = mesh

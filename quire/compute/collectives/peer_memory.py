@@ -47,17 +47,8 @@ class OwnMemory:
 
 
 class MappedMemory:
-    """Another process's OwnMemory.
-
-    Args:
-        handle: Its handle.
-
-    Attributes:
-        address: The address in this process.
-
-    Raises:
-        PeerMemoryError: The memory cannot be mapped.
-    """
+    """Another process's OwnMemory, by its `handle`, at `address` in this process. Raises PeerMemoryError if it cannot
+    be mapped."""
 
     def __init__(self, handle: bytes) -> None:
         address, own = ctypes.c_uint64(), _Handle.from_buffer_copy(handle)

@@ -29,15 +29,8 @@ class NormMemory(Protocol):
 
 
 class SummingNorms:
-    """Norms that add up over ranks, by one kernel if one does both, otherwise by a sum and the card's own norm.
-
-    Args:
-        memory: Makes a sum and its norm by one kernel.
-        all_reduce: Makes a sum.
-
-    Attributes:
-        norms: The norms, for `Collectives.norms`.
-    """
+    """Norms that add up over ranks, by one kernel of `memory` if it has one for both, otherwise by `all_reduce` and the
+    card's own norm. `norms` is for `Collectives.norms`."""
 
     def __init__(self, memory: NormMemory, all_reduce: Callable[[Tensor], None]) -> None:
         self._memory = memory
@@ -112,13 +105,8 @@ def way_of(size: int, ranks: int) -> Way:
 
 
 class RankMemory:
-    """Sums and gatherings by kernels that read and write all ranks' windows (compute/kernels/triton/ranks/window.py).
-
-    Args:
-        addresses: The addresses of the windows in this process, by rank.
-        mesh: This rank's place.
-        device: This rank's card.
-    """
+    """Sums and gatherings by kernels that read and write all ranks' windows (compute/kernels/triton/ranks/window.py),
+    whose `addresses` in this process are given by rank."""
 
     def __init__(self, addresses: Sequence[int], mesh: Mesh, device: torch.device) -> None:
         # Triton is there only with a GPU's torch

@@ -33,7 +33,6 @@ def shared_memory_collectives(
 
     Args:
         memory: Shared memory of `memory_bytes`.
-        mesh: The rank's place.
         vocab_size: The columns of logits.
         spins: How many pauses a rank makes before it sleeps, SPINS; 0 where ranks share cores.
         patience_s: How long a rank waits for another.
@@ -119,12 +118,8 @@ class NativeRanks:
 
 
 class PlainRanks:
-    """Collectives through shared memory by torch; a rank that waits sleeps for up to a millisecond at a time.
-
-    Args:
-        memory, mesh, patience_s: As in shared_memory_collectives.
-        size: Bytes of a buffer.
-    """
+    """Collectives through shared memory by torch; a rank that waits sleeps for up to a millisecond at a time. A buffer
+    has `size` bytes; other arguments are those of shared_memory_collectives."""
 
     norms: Norms | None = None
 

@@ -79,11 +79,7 @@ ARCHITECTURES: dict[str, Architecture] = {
 
 
 def architecture_of(metadata: Mapping[str, Any]) -> Architecture:
-    """Return the architecture that a file's metadata name.
-
-    Raises:
-        CheckpointError: The architecture is not served.
-    """
+    """Return the architecture that a file's metadata name. Raises CheckpointError if the architecture is not served."""
     name = metadata.get("general.architecture")
     if not isinstance(name, str) or name not in ARCHITECTURES:
         raise CheckpointError(
@@ -96,11 +92,8 @@ def architecture_of(metadata: Mapping[str, Any]) -> Architecture:
 
 
 def heads_of(metadata: Mapping[str, Any], part: str) -> int:
-    """Return how many heads queries (`q`) or keys (`k`) have.
-
-    Raises:
-        CheckpointError: The file has no such number, or different ones for layers.
-    """
+    """Return how many heads queries (`q`) or keys (`k`) have. Raises CheckpointError if the file has no such number, or
+    different ones for layers."""
     key = f"{metadata.get('general.architecture')}.attention.head_count"
     value = metadata.get(key)
     if part == "k":
@@ -112,11 +105,7 @@ def heads_of(metadata: Mapping[str, Any], part: str) -> int:
 
 
 def one_for_all(key: str, value: Any) -> Any:
-    """Return a value that a file may give layer by layer.
-
-    Raises:
-        CheckpointError: Layers differ.
-    """
+    """Return a value that a file may give layer by layer. Raises CheckpointError if layers differ."""
     if not isinstance(value, list):
         return value
     if not value or any(each != value[0] for each in value):
@@ -141,8 +130,6 @@ class WeightSource:
     """The source of a weight.
 
     Attributes:
-        tensor: The file's tensor.
-        shape: The weight's shape.
         first_row: The weight's first row in a stack of experts.
         heads: How many heads the rows belong to, in each of which the two halves of a pair are neighbours, where the
             weight has all first halves first; 0: the rows are in the weight's order.
@@ -157,11 +144,8 @@ class WeightSource:
 
 
 def weight_sources(model: GgufModel) -> dict[str, WeightSource]:
-    """Return every weight by its name in a checkpoint; other tensors keep their names, which no model reads.
-
-    Raises:
-        CheckpointError: The architecture is not served.
-    """
+    """Return every weight by its name in a checkpoint; other tensors keep their names, which no model reads. Raises
+    CheckpointError if the architecture is not served."""
     return dict(_sources(model, architecture_of(model.metadata)))
 
 

@@ -47,9 +47,7 @@ class GgufTensor:
 
     Attributes:
         shape: The sizes as torch orders them, rows and columns last (a file lists them the other way round).
-        form: The tensor's type.
         offset: The offset of its first byte in the file.
-        path: The file.
     """
 
     shape: tuple[int, ...]
@@ -93,11 +91,8 @@ class GgufModel:
 
 
 def read_header(path: Path) -> GgufModel:
-    """Read one file's header.
-
-    Raises:
-        CheckpointError: The file is no GGUF file, is broken or cut short, or has tensors of a type that is not served.
-    """
+    """Read one file's header. Raises CheckpointError if the file is no GGUF file, is broken or cut short, or has
+    tensors of a type that is not served."""
     try:
         with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
             return _Parser(path, data).header()

@@ -34,11 +34,8 @@ Keys = Mapping[str, Any]
 
 
 def model_config(model: GgufModel) -> dict[str, Any]:
-    """Return the model's config.json.
-
-    Raises:
-        CheckpointError: The model is not served, or its files lack what every file has.
-    """
+    """Return the model's config.json. Raises CheckpointError if the model is not served, or its files lack what every
+    file has."""
     metadata = model.metadata
     architecture = architecture_of(metadata)
     kind = str(metadata["general.architecture"])

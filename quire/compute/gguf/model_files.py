@@ -28,11 +28,8 @@ _log = logging.getLogger(__name__)
 
 
 def read_model(paths: Sequence[Path]) -> GgufModel:
-    """Read the headers of a model's files.
-
-    Raises:
-        CheckpointError: A file is broken, is no part of this model, or has a tensor that another has too.
-    """
+    """Read the headers of a model's files. Raises CheckpointError if a file is broken, is no part of this model, or has
+    a tensor that another has too."""
     headers = [read_header(path) for path in paths]
     tensors: dict[str, GgufTensor] = {}
     for number, header in enumerate(headers):
@@ -51,11 +48,7 @@ def read_model(paths: Sequence[Path]) -> GgufModel:
 
 
 def parts_of(path: Path) -> list[Path]:
-    """Return all files of the model that a file belongs to.
-
-    Raises:
-        CheckpointError: A part is missing.
-    """
+    """Return all files of the model that a file belongs to. Raises CheckpointError if a part is missing."""
     paths = [path.with_name(name) for name in part_names(path.name)]
     missing = [each.name for each in paths if not each.is_file()]
     if missing:
@@ -76,7 +69,6 @@ def choose(names: Sequence[str], quantization: str | None, where: str) -> str:
     """Choose a GGUF file, or the first part of a split model.
 
     Args:
-        names: The names of the files.
         quantization: A word of the name, such as Q4_K_M; None: there is only one model.
         where: The place of the files, for errors.
 
@@ -105,15 +97,9 @@ def _is_projector(name: str) -> bool:
 
 
 def directory_of(paths: Sequence[Path], tokenizer: bool) -> Path:
-    """Return the directory of a model.
-
-    Args:
-        paths: The model's files, in order.
-        tokenizer: Whether the tokenizer is needed; otherwise one that is not served is left out.
-
-    Raises:
-        CheckpointError: The files are broken or not served, or the directory cannot be written.
-    """
+    """Return the directory of a model, whose files `paths` are in order. A `tokenizer` that is not served is left out
+    if it is not needed. Raises CheckpointError if files are broken or not served, or the directory cannot be
+    written."""
     cache = environment.gguf_cache()
     try:
         target = cache / f"{paths[0].stem[:80]}-{_identity(paths, tokenizer)}"

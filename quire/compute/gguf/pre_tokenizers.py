@@ -71,11 +71,7 @@ PRE_TOKENIZERS: dict[str, PreTokenizer] = {
 
 
 def pre_tokenizer_of(name: object) -> PreTokenizer:
-    """Return what a value of `tokenizer.ggml.pre` stands for.
-
-    Raises:
-        CheckpointError: The value is not known.
-    """
+    """Return what a value of `tokenizer.ggml.pre` stands for. Raises CheckpointError if the value is not known."""
     if isinstance(name, str) and name in PRE_TOKENIZERS:
         return PRE_TOKENIZERS[name]
     raise CheckpointError(

@@ -72,11 +72,8 @@ class Vocabulary:
 
 
 def tokenizer_files(metadata: Mapping[str, Any]) -> dict[str, bytes]:
-    """Return the contents of the tokenizer's files, by name.
-
-    Raises:
-        CheckpointError: The file has no tokenizer, a broken one, or one of a kind that is not served.
-    """
+    """Return the contents of the tokenizer's files, by name. Raises CheckpointError if the file has no tokenizer, a
+    broken one, or one of a kind that is not served."""
     kind = metadata.get(f"{_PREFIX}model")
     vocabulary = _corrected(_vocabulary(metadata))
     settings: dict[str, Any] = {}

@@ -58,11 +58,8 @@ class Config:
 
     def with_values(self, **values: Any) -> Config:
         """A copy with fields of any part replaced by their flat names, as in `LLM(...)` and flags. Values are checked,
-        and may be texts as on the command line.
-
-        Raises:
-            ConfigError: No part has such a name (the closest one is suggested), or its field cannot have the value.
-        """
+        and may be texts as on the command line. Raises ConfigError if no part has such a name (the closest one is
+        suggested), or its field cannot have the value."""
         owner = {f.name: part.name for part in fields(self) for f in fields(getattr(self, part.name))}
         changes: dict[str, dict[str, Any]] = {}
         for name, value in values.items():

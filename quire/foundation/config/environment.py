@@ -206,7 +206,6 @@ class NativeKernels:
         instructions: QUIRE_CPU_ISA, the best to use: avx512_bf16, avx512_vnni, avx512, avx2, or none for torch alone.
             None: those of the processor.
         compilers: Commands, tried in this order.
-        cache: The directory of compiled libraries.
     """
 
     instructions: str | None

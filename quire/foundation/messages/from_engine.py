@@ -182,7 +182,6 @@ class Dead(_FromEngine, frozen=True):
     """The engine is gone, and no further message of it follows. Sent by the process that saw it die.
 
     Attributes:
-        cause: Why the engine is gone.
         successor: The engine that takes its place; None if none does.
         in_flight: Sequences that it was working on.
     """

@@ -29,11 +29,8 @@ def queued_tokens(sampling: SamplingParams, prompt_tokens: int, output_tokens: f
 
 
 class Fork(msgspec.Struct, frozen=True, array_like=True):
-    """Another sequence of an Add's prompt, with an id and a seed of its own.
-
-    Attributes:
-        generated: On a replay: its tokens after the prompt.
-    """
+    """Another sequence of an Add's prompt, with an id and a seed of its own. On a replay, `generated` are its tokens
+    after the prompt."""
 
     id: int
     seed: int

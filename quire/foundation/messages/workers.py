@@ -117,7 +117,6 @@ class TokenBitmasks(Message, frozen=True):
     """Which tokens the masked rows of a plan may sample; sent after the plan, when the tokens before are known.
 
     Attributes:
-        step: The plan's.
         rows: `Plan.masked`, all of them.
         bits: A bitmask per row, 1 where a token is allowed: token t is bit t % 8 of byte t // 8. Padded to a multiple
             of 4 bytes. Of a row with drafts one per position, in order.
@@ -132,14 +131,10 @@ class TokenBitmasks(Message, frozen=True):
 
 
 class MaskedDrafts(Message, frozen=True):
-    """What the worker proposed for the masked rows of a step that has begun: their bitmasks depend on it.
+    """What the worker proposed for the rows in `Plan.masked` of a step that has begun: their bitmasks depend on it.
 
     Sent for a plan that allows a masked row drafts, before its bitmasks are waited for; none was proposed for a row of
     no tokens.
-
-    Attributes:
-        step: The plan's.
-        tokens: The drafts of each row of `Plan.masked`.
     """
 
     step: int
@@ -160,13 +155,11 @@ class Result(Message, frozen=True):
     """What a Plan brought, in the order of its sampled rows.
 
     Attributes:
-        step: The plan's.
         counts: Tokens each sampled row gained: 0 to 1 + its drafts.
         tokens: Those tokens, concatenated.
         logprobs: Empty, or one entry a token.
         errors: (index into the sampled rows, message): that sequence failed (NaN logits, say) and gained nothing.
         refused: Those indices of `errors` where what the request itself asks for is to blame.
-        device_ms: How long the step took on the device.
         prompt_logprobs: One list for each of `Plan.prompt_logprobs_rows`, one entry a position.
         ready_host_blocks: From now on plans may swap to the host blocks 0 to this number - 1; 0: as many as before.
         drafted: How many draft tokens each sampled row really had, at most as many as planned; empty: none had any.
@@ -187,13 +180,8 @@ class Result(Message, frozen=True):
 
 
 class AdapterLoaded(Message, frozen=True):
-    """An adapter was brought to the device, or was not.
-
-    Attributes:
-        adapter: Which; its digest is that of the files, if they could be read.
-        slot: Where it is; 0: it was only read.
-        error: Why it is not there; empty: it is.
-    """
+    """An adapter was brought to the device, or was not. The digest of `adapter` is that of its files, if they could be
+    read. `slot` is 0 if it was only read, and `error` is empty unless it failed."""
 
     adapter: Adapter
     slot: int

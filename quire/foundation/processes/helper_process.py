@@ -164,11 +164,8 @@ class HelperPool(Generic[Sent, Received]):
         self._closed = False
 
     def ask(self, task: Sent, seconds: float) -> Received | None:
-        """A helper's answer; None if it gives none in time, or dies of the task. Then the helper is killed.
-
-        Raises:
-            UnavailableError: No helper starts.
-        """
+        """A helper's answer; None if it gives none in time, or dies of the task. Then the helper is killed. Raises
+        UnavailableError if no helper starts."""
         helper, answer = self._take(), None
         try:
             deadline = time.monotonic() + seconds

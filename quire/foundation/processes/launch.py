@@ -40,12 +40,8 @@ class SwapRequest(msgspec.Struct, frozen=True, tag=True):
 
 
 class ModelReport(msgspec.Struct, frozen=True, tag=True):
-    """What has become of a model in the API process.
-
-    Attributes:
-        state: `served`: new requests go to it. `released`: no request is open, and nobody talks to its engines.
-            `refused`: it cannot be served, and `message` says why.
-    """
+    """What has become of a model in the API process, by `state`: `served` takes new requests, `released` has no open
+    request and talks to no engine, `refused` cannot be served, and `message` says why."""
 
     generation: int
     state: Literal["served", "released", "refused"]

@@ -63,7 +63,6 @@ def by_expert(shape: ExpertsShape, parameter: str, a: Tensor, b: Tensor) -> Iter
     wraps the other, and their names say which one is outside, but not which one it is: shapes do.
 
     Args:
-        shape: The shape of the experts.
         parameter: GATE_UP or DOWN.
         a: [experts · rank, columns].
         b: [rows, rank · experts].
@@ -89,7 +88,6 @@ class _Module:
     Attributes:
         named: The adapter's name of the module, which the patterns of its settings match.
         names, shapes: The names and shapes of its tensors in the file, by A, B and magnitudes.
-        rank: The rank of A and B.
         scale: What B A is multiplied by.
     """
 
@@ -108,7 +106,6 @@ def read_adapter(
     All ranks that divide a model check the whole adapter, and find the same digest.
 
     Args:
-        directory: Has the adapter's files.
         updates: What adapters may change in the model.
         dtype: The model's.
         open_base: Opens the base model's files, if norms of its weights are needed.

@@ -38,7 +38,6 @@ class DeviceAdapterLoader:
 
     Args:
         read: Reads an adapter's files.
-        memory: The slots of the device.
         kept: The maximum number of adapters kept in host memory.
     """
 

@@ -41,7 +41,6 @@ class BaseNorms:
         """What scales a module's outputs y, and what is added to them then, so that its bias stays as it is.
 
         Args:
-            module: The module's name.
             target: The module, of which this rank has a part.
             magnitudes: [rows].
             a, b: fp32 [rank, columns] and [rows, rank], B times the adapter's scale.

@@ -63,11 +63,8 @@ class AdapterSettings:
 
 
 def read_settings(directory: Path) -> AdapterSettings:
-    """Read the settings in an adapter's directory.
-
-    Raises:
-        CheckpointError: There are none, they are broken, or they ask for something that is not served.
-    """
+    """Read the settings in an adapter's directory. Raises CheckpointError if there are none, they are broken, or they
+    ask for something that is not served."""
     path = directory / CONFIG
     try:
         if path.stat().st_size > _MAX_CONFIG_BYTES:

@@ -42,11 +42,8 @@ class StepTiles:
 
 
 def order_tokens(slots: IntArray) -> tuple[IntArray, IntArray]:
-    """Sort tokens by adapter, each a tile of its own, as a CPU takes them: always as many tiles as tokens.
-
-    Returns:
-        [tokens] the tiles' slots, 0 (no adapter) last, and [tokens, 1] which token each tile has; -1 for slot 0.
-    """
+    """Sort tokens by adapter, each a tile of its own, as a CPU takes them: always as many tiles as tokens. Returns the
+    tiles' slots [tokens], with 0 (no adapter) last, and which token each tile has [tokens, 1], -1 for slot 0."""
     order = np.argsort(-slots, kind="stable")
     own = slots[order]
     order[own == 0] = -1
@@ -54,15 +51,9 @@ def order_tokens(slots: IntArray) -> tuple[IntArray, IntArray]:
 
 
 def tile_tokens(slots: IntArray, size: int) -> tuple[IntArray, IntArray]:
-    """Sort tokens by adapter, tokens without one last, and cut them into tiles of `size`.
-
-    Args:
-        slots: [tokens] the slot of each token's adapter on the device, from 1; 0: it has none.
-        size: The number of tokens of a tile.
-
-    Returns:
-        [tiles] each tile's slot, and [tiles, size] its tokens, with -1 behind them.
-    """
+    """Sort tokens by adapter, tokens without one last, and cut them into tiles of `size` tokens. `slots` [tokens] are
+    the slots of their adapters on the device, from 1, or 0. Returns each tile's slot [tiles], and its tokens [tiles,
+    size], filled up with -1."""
     order = np.argsort(-slots, kind="stable")
     used, counts = np.unique(-slots, return_counts=True)
     number = -(-counts // size)  # tiles of each adapter

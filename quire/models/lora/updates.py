@@ -32,12 +32,8 @@ _RENAMED = ".mlp.", ".block_sparse_moe."
 
 
 class ProductViews(NamedTuple):
-    """Where the weights of one product lie in the memory of adapters.
-
-    Attributes:
-        a, b: The matrices A and B, as in LowRankWeights.
-        factors, summands: What outputs are scaled by, as in Scaling.
-    """
+    """Where the weights of one product lie in the memory of adapters: the matrices A and B, as in LowRankWeights, and
+    what outputs are scaled by, as in Scaling."""
 
     a: Tensor
     b: Tensor
@@ -49,7 +45,6 @@ class LowRankUpdate:
     """The low-rank update B A x of one product.
 
     Args:
-        shape: The shape of the product's weight.
         step: Which tokens of a step have adapters.
         device: The type of the device that computes.
 
@@ -97,10 +92,8 @@ class LowRankUpdate:
     def rms_norm(self, low: Tensor, x: Tensor, weight: Tensor, eps: float, out: Tensor, delta: Tensor) -> None:
         """Add B A x to delta, add delta to x, and write the RMS norm of the sum to out.
 
-        Args:
-            low: A x, as `shrink` returned it.
-            x, weight, eps, out: As in reference/norm.py.
-            delta: [tokens, outputs], the product; its contents are undefined afterwards.
+        `low` is A x, as `shrink` returned it; delta [tokens, outputs] is the product, and undefined afterwards. Other
+        arguments are as in reference/norm.py.
         """
         self._rms_norm(low, self.weights, self.tiles, x, weight, eps, out, delta)
 
@@ -190,12 +183,10 @@ class LowRankUpdates:
         device: The type of the device that computes.
 
     Attributes:
-        device: As given.
         step: Which tokens of the present step have adapters.
         targets: What adapters change, by module, including modules that only other ranks have.
         experts: The shapes of all experts of a layer, undivided, by the module that has them.
         changes_experts: [slots + 1] bool, whether the adapter of a slot changes experts; slot 0 means no adapter.
-        slots, limit: As given.
         rank: The ranks that a slot has room for: `limit`, rounded up to whole groups, since kernels work on these.
     """
 
@@ -299,12 +290,8 @@ class LowRankUpdates:
             yield ProductViews(a, b, factors, summands)
 
     def bind(self, memory: Tensor, ranks: Tensor) -> None:
-        """Use the memory that adapters lie in from now on.
-
-        Args:
-            memory: [slots, size], of the model's dtype.
-            ranks: [slots, 2, products] int64, each adapter's as in HostAdapter.
-        """
+        """Use memory [slots, size] of the model's dtype for adapters from now on. `ranks` [slots, 2, products] int64
+        has each adapter's as in HostAdapter."""
         for number, (each, views) in enumerate(zip(self._updates, self.views(memory), strict=True)):
             scaling = Scaling(views.factors, views.summands, ranks[:, 1, number])
             each.weights = LowRankWeights(views.a, views.b, ranks[:, 0, number], each.shape.rows, scaling)

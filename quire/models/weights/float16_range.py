@@ -19,11 +19,8 @@ _SHOWN = 3
 
 @contextlib.contextmanager
 def refusing_overflow(checkpoint: Checkpoint, dtype: torch.dtype) -> Iterator[Checkpoint]:
-    """Yield the checkpoint to read from and, at the end, refuse weights that overflowed in this dtype.
-
-    Raises:
-        CheckpointError: Some values are larger than float16's largest.
-    """
+    """Yield the checkpoint to read from and, at the end, refuse weights that overflowed in this dtype. Raises
+    CheckpointError if some values are larger than float16's largest."""
     if dtype != torch.float16:
         yield checkpoint
         return

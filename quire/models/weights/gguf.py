@@ -32,11 +32,7 @@ def find_gguf_files(directory: Path) -> list[Path]:
 
 
 class GgufCheckpoint:
-    """The GGUF model of a directory.
-
-    Raises:
-        CheckpointError: A file is broken or not served.
-    """
+    """The GGUF model of a directory. Raises CheckpointError if a file is broken or not served."""
 
     def __init__(self, directory: Path) -> None:
         model = read_model(find_gguf_files(directory))

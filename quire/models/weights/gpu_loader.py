@@ -129,9 +129,7 @@ class GpuTensorLoader:
         """Fill `out`, on the device, from the window of its shape that begins at `start` (default: the origin).
 
         When this returns the bytes are on their way, and what the calling thread asks of the device next finds them.
-
-        Raises:
-            CheckpointError: The file is shorter than it was when it was opened.
+        Raises CheckpointError if the file is shorter than it was when it was opened.
         """
         contiguous = out if out.is_contiguous() else torch.empty_like(out, memory_format=torch.contiguous_format)
         room = self._bytes // stored.dtype.itemsize

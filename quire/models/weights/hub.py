@@ -32,23 +32,16 @@ _LONGEST_SHOWN = 80
 
 @dataclass(frozen=True)
 class GgufChoice:
-    """Which of several GGUF models is meant.
-
-    Attributes:
-        file: --gguf-file, the name of the model's (first) file.
-        tokenizer: Whether the model's tokenizer is wanted too.
-    """
+    """Which of several GGUF models is meant: `file` is --gguf-file, the name of the model's (first) file, and
+    `tokenizer` tells whether its tokenizer is wanted too."""
 
     file: str | None = None
     tokenizer: bool = True
 
 
 def find_gguf_model(model: str, choice: GgufChoice, download: Download) -> Path | None:
-    """Find the directory of the GGUF model that is meant; None: another format is meant.
-
-    Raises:
-        ModelNotFoundError, CheckpointError, ConfigError: The model is not there, broken, or not the only one.
-    """
+    """Find the directory of the GGUF model that is meant; None if another format is meant. Raises ModelNotFoundError,
+    CheckpointError or ConfigError if the model is not there, broken, or not the only one."""
     file = _find_file(model, choice.file, download)
     return None if file is None else directory_of(parts_of(file), choice.tokenizer)
 
@@ -156,11 +149,7 @@ def resolve(
 
 
 def _reachable(path: Path, model: str, asked: str) -> Path:
-    """Return the path, whether or not it exists.
-
-    Raises:
-        ModelNotFoundError: Whether the path exists cannot be found out.
-    """
+    """Return the path, whether or not it exists. Raises ModelNotFoundError if that cannot be found out."""
     try:
         path.exists()
     except OSError as error:

@@ -38,11 +38,8 @@ DTYPES = {
 
 
 class SafetensorsCheckpoint:
-    """All safetensors files of a directory.
-
-    Raises:
-        CheckpointError: No such files, one that the index names is missing, a broken one, or a tensor in two files.
-    """
+    """All safetensors files of a directory. Raises CheckpointError if there are none, if one is broken, if one that
+    the index names is missing, or if a tensor is in two files."""
 
     def __init__(self, directory: Path) -> None:
         self._files: dict[str, Any] = {}

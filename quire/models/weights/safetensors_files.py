@@ -89,11 +89,8 @@ def read_headers(directory: Path) -> dict[str, tuple[int, ...]]:
 
 
 def located_tensors(files: Sequence[Path]) -> Iterator[tuple[str, LocatedTensor]]:
-    """Each tensor of the files, with its name.
-
-    Raises:
-        OSError, ValueError, TypeError, KeyError, AttributeError: A file cannot be read, or has another format.
-    """
+    """Each tensor of the files, with its name. Raises OSError, ValueError, TypeError, KeyError or AttributeError if
+    a file cannot be read, or has another format."""
     for path in files:
         with path.open("rb") as file:
             length = int.from_bytes(file.read(_LENGTH_BYTES), "little")

@@ -29,11 +29,8 @@ _NOT_READ = ("t2d",)
 
 
 def with_standard_names(checkpoint: Checkpoint, *, tied: bool = False) -> Checkpoint:
-    """The checkpoint under the names that models use, whichever of the published customs its files follow.
-
-    Args:
-        tied: The model's head is its embedding, of which the files may have either.
-    """
+    """Return the checkpoint under the names that models use, whichever of the published customs its files follow. If
+    weights are `tied`, the head is the embedding, of which the files may have either."""
     names = checkpoint.contents()
     texts = {text: name for name in names if (text := text_name(name)) is not None}
     if any(text != name for text, name in texts.items()) or len(texts) < len(names):
@@ -131,10 +128,8 @@ class UnstackedExperts(WrappedCheckpoint):
 def head_part(checkpoint: Checkpoint, fusion: bool) -> Checkpoint:
     """FUSION, or everything else, of a head's checkpoint under standard names.
 
-    vLLM's heads have `layers.0` where the heads of EAGLE's authors, and Quire, have `midlayer`.
-
-    Raises:
-        CheckpointError: The checkpoint's two lists of known tokens differ.
+    vLLM's heads have `layers.0` where the heads of EAGLE's authors, and Quire, have `midlayer`. Raises CheckpointError
+    if the checkpoint's two lists of known tokens differ.
     """
     names = {_standard(name): name for name in checkpoint.contents()}
     if not fusion and "t2d" in names and "d2t" in names:

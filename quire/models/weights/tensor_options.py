@@ -16,12 +16,8 @@ class PackedWeights(AbstractContextManager[object, None], Protocol):
     """Weights as kernels take them, kept from start to start. Entered while weights are loaded."""
 
     def get(self, name: str, pack: Callable[[], P]) -> P:
-        """What `pack` returns, or has returned at an earlier start. Safe to call from several threads.
-
-        Args:
-            name: Says what is packed and how; no two calls have the same name.
-            pack: Reads the weights and packs them.
-        """
+        """Return what `pack` returns, or has returned at an earlier start. `name` says what is packed and how; no two
+        calls share a name. Safe to call from several threads."""
         ...
 
 

@@ -148,11 +148,8 @@ class MeasuredStepTime:
 
 
 def fitted(steps: Sequence[TimedStep], spec: ModelSpec) -> StepTerms:
-    """The terms that explain these steps best.
-
-    Raises:
-        ConfigError: The steps are too few, or all of one size.
-    """
+    """Return the terms that explain these steps best. Raises ConfigError if the steps are too few, or all of one
+    size."""
     attention = _by_layers(windows_of(spec))
     alike = _medians(steps, attention)
     knots = _knots([sum(step.counts) for step in alike])
@@ -239,12 +236,8 @@ def _knots(sizes: Sequence[int]) -> list[int]:
 
 
 def non_negative(features: FloatArray, wanted: FloatArray) -> FloatArray:
-    """Terms of the least squares; those that would be negative are left out, one after another, and are 0.
-
-    Args:
-        features: What each term is multiplied with, [equations, terms].
-        wanted: [equations]
-    """
+    """Return the terms of the least squares for `features` [equations, terms] and `wanted` [equations]. Terms that
+    would be negative are left out, one after another, and are 0."""
     scale = np.maximum(1e-12, np.abs(features).max(axis=0))
     terms, used = np.zeros(len(scale)), list(range(len(scale)))
     while used:

@@ -93,12 +93,9 @@ def seen(context: float, window: int | None) -> float:
 
 
 def attended(counts: IntArray, before: IntArray, attention: Sequence[Attended]) -> tuple[float, float]:
-    """What decoding rows read, and what chunks score, over all layers.
-
-    Args:
-        counts: [rows] int64, the tokens of each row; a row of one token decodes.
-        before: [rows] int64, the tokens of each row's context before these.
-    """
+    """Return what decoding rows read, and what chunks score, over all layers. `counts` [rows] int64 are the tokens of
+    each row, of which a row of one token decodes; `before` [rows] int64 are the tokens of each row's context before
+    these."""
     decoding = counts == 1
     contexts, chunks, cached = before[decoding] + 1, counts[~decoding], before[~decoding]
     mean, reads, scores = cached + chunks / 2, 0.0, 0.0

@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 import torch
 
-from quire.compute.collectives.card_links import CardLinks, StreamSize
+from quire.compute.collectives.card_stage_links import CardStageLinks, StreamSize
 from quire.compute.collectives.cards import Cards, Exchange
 from quire.compute.collectives.collectives import Collectives, OneRank
 from quire.compute.collectives.delta import NO_LINKS, StageLinks
@@ -16,7 +16,7 @@ from quire.models.spec import read_spec
 from quire.planning.step_limits import StepLimits
 from quire.runtime.worker.graph_shapes import MAX_ROWS
 from quire.runtime.worker.kv_tensors import DENSE
-from quire.runtime.worker.stage_steps import StageSteps
+from quire.runtime.worker.stage_tokens import StageTokens
 from quire.runtime.worker.steps_in_flight import max_in_flight
 
 
@@ -26,7 +26,7 @@ class CardRanks(NamedTuple):
     collectives: Collectives
     rehearsed: Collectives
     links: StageLinks
-    stages: StageSteps | None
+    stages: StageTokens | None
 
 
 def reach_ranks(config: Config, mesh: Mesh, device: torch.device, exchange: Exchange) -> CardRanks:
@@ -48,8 +48,8 @@ def reach_ranks(config: Config, mesh: Mesh, device: torch.device, exchange: Exch
         collectives, rehearsed = cards, cards.rehearsed()
     if mesh.pp == 1:
         return CardRanks(collectives, rehearsed, NO_LINKS, None)
-    links = CardLinks(mesh, device, exchange, stream_size(config, mesh))
-    return CardRanks(collectives, rehearsed, links.ends, StageSteps(links, mesh))
+    links = CardStageLinks(mesh, device, exchange, stream_size(config, mesh))
+    return CardRanks(collectives, rehearsed, links.ends, StageTokens(links, mesh))
 
 
 def stream_size(config: Config, mesh: Mesh) -> StreamSize:

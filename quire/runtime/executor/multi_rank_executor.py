@@ -47,7 +47,7 @@ START_PATIENCE_S = 300.0
 
 def exchanges_of(mesh: Mesh) -> int:
     """The number of rounds in which ranks on GPUs say how to reach their memory: two for ranks that divide layers
-    (compute/collectives/cards.py), and two for stages (card_links.py)."""
+    (compute/collectives/cards.py), and two for stages (card_stage_links.py)."""
     return 2 * (mesh.tp > 1) + 2 * (mesh.pp > 1)
 
 

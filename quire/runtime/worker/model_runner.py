@@ -54,7 +54,7 @@ from quire.runtime.worker.speculation.hidden_states import StepStates
 from quire.runtime.worker.speculation.step_drafts import StepDrafts
 from quire.runtime.worker.speculation.synthetic_acceptance import SyntheticAcceptance
 from quire.runtime.worker.speculation.verification import Verifier
-from quire.runtime.worker.stage_steps import StageSteps
+from quire.runtime.worker.stage_tokens import StageTokens
 from quire.runtime.worker.staging_buffer import StagingBuffer
 from quire.runtime.worker.step import EMPTY_PLAN, Step, StepKey, StepKind
 from quire.runtime.worker.step_handle import MaskedStepHandle, StepHandle, StepTimer, StepTimers
@@ -100,7 +100,7 @@ class ModelRunner:
         max_logprobs: int = 20,
         updates: LowRankUpdates | None = None,
         states: StepStates | None = None,
-        stages: StageSteps | None = None,
+        stages: StageTokens | None = None,
         synthetic: SyntheticAcceptance | None = None,
         device_tokens: DeviceTokens | None = None,
         in_flight: int = MAX_STEPS_IN_FLIGHT,

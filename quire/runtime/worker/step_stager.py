@@ -18,7 +18,7 @@ from quire.runtime.worker.host_batch import HostBatch
 from quire.runtime.worker.kv_transfer import BlockMoves, BlockTransfer
 from quire.runtime.worker.slot_table import SlotTable, SlotUpdates
 from quire.runtime.worker.speculation.step_drafts import DraftColumns, StepDrafts, draft_columns, padded_columns
-from quire.runtime.worker.stage_steps import StageSteps
+from quire.runtime.worker.stage_tokens import StageTokens
 from quire.runtime.worker.staging_buffer import CopiedColumns, StagedColumns, StagingBuffer, ZeroCopyColumns
 from quire.runtime.worker.step import Step, StepInputs, StepKey, StepKind
 
@@ -50,7 +50,7 @@ class StepStager:
         transfer: BlockTransfer,
         attention: AttentionBackend,
         adapters: AdapterRows | None,
-        stages: StageSteps | None,
+        stages: StageTokens | None,
         *,
         verifies: bool,
     ) -> None:

@@ -43,7 +43,7 @@ from quire.runtime.worker.slot_table import SlotTable
 from quire.runtime.worker.speculation.adaptive import AdaptiveDrafter
 from quire.runtime.worker.speculation.drafters import Drafter, build_drafter
 from quire.runtime.worker.speculation.hidden_states import Loan, ModelStates, model_states
-from quire.runtime.worker.stage_steps import StageSteps
+from quire.runtime.worker.stage_tokens import StageTokens
 from quire.runtime.worker.startup import gpu_memory
 from quire.runtime.worker.startup.compile_warmup import launch_all_kernels, reduced_model
 from quire.runtime.worker.startup.gemm_warmup import gemms_of, start_warmup
@@ -92,7 +92,7 @@ class Worker:
         rehearsed: Collectives | None = None,
         loan: Loan | None = None,
         followed: SlotTable | None = None,
-        stages: StageSteps | None = None,
+        stages: StageTokens | None = None,
         engines: EngineGroup | None = None,
     ) -> None:
         self._config = config

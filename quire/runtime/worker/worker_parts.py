@@ -10,7 +10,7 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from quire.compute.attention.backend import AttentionBackend, KVView
+from quire.compute.attention.selector import attention_backend
 from quire.compute.mesh import Mesh
 from quire.errors import ConfigError
 from quire.foundation.config import Config
@@ -33,7 +33,7 @@ from quire.runtime.worker.slot_table import SlotTable
 from quire.runtime.worker.speculation.draft_steps import DeviceTokens, steps_in_flight
 from quire.runtime.worker.speculation.hidden_states import HeadStates, ModelStates, StateRows
 from quire.runtime.worker.speculation.synthetic_acceptance import SyntheticAcceptance
-from quire.runtime.worker.stage_steps import StageSteps
+from quire.runtime.worker.stage_tokens import StageTokens
 from quire.runtime.worker.startup import gpu_memory
 from quire.runtime.worker.startup.starting_runner import StartingRunner
 from quire.runtime.worker.steps_in_flight import MAX_STEPS_IN_FLIGHT
@@ -135,7 +135,7 @@ class WorkerParts:
         kv_scales: Tensor | None,
         transfer: BlockTransfer,
         followed: SlotTable | None,
-        stages: StageSteps | None,
+        stages: StageTokens | None,
     ) -> StartingRunner:
         """Build a runner of the model. `kv_scales` are the scales of a quantized KV cache; `followed` and `stages` are
         those of Worker."""
@@ -143,9 +143,11 @@ class WorkerParts:
         if followed is not None:
             tokens = DeviceTokens(loaded.slots, followed, is_head=spec.head is not None)
             depth = steps_in_flight(followed.drafts.shape[1])
+        kv = kv_view(kv_cache, spec, kv_scales)
+        rows = max(limits.rows, MAX_SHORT_TOKENS)  # a short step's tokens are rows of attention
         return StartingRunner(
             loaded.model,
-            _attention(kv_view(kv_cache, spec, kv_scales), spec, limits, self.options.dtype),
+            attention_backend(kv, spec.attention.heads, rows, limits.tokens, limits.length, self.options.dtype),
             transfer,
             loaded.slots,
             limits,
@@ -166,17 +168,6 @@ class WorkerParts:
         if speculation is None or not speculation.synthetic_rates:
             return None
         return SyntheticAcceptance(speculation.synthetic_rates, spec.vocab_size, self._device)
-
-
-def _attention(kv: KVView, spec: ModelSpec, limits: StepLimits, dtype: torch.dtype) -> AttentionBackend:
-    if kv.layers[0].keys.device.type == "cpu":
-        from quire.compute.attention.cpu import CpuAttention
-
-        return CpuAttention(kv)
-    from quire.compute.attention.triton import TritonAttention  # Triton is there only with a GPU's torch
-
-    rows = max(limits.rows, MAX_SHORT_TOKENS)  # a short step's tokens are rows to it
-    return TritonAttention(kv, spec.attention.heads, rows, limits.tokens, limits.length, dtype)
 
 
 def _dtype(config: Config) -> torch.dtype:

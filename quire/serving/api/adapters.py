@@ -56,13 +56,9 @@ class ServedAdapters:
         return self._by_name.get(name)
 
     async def load(self, name: str, path: str, *, replace: bool) -> None:
-        """Load an adapter under a name. Running requests keep the adapter that had the name before.
-
-        Raises:
-            RequestError: The name is taken and `replace` is false, the path is out of bounds, or the engine refuses the
-                adapter.
-            UnavailableError: No engine could load it.
-        """
+        """Load an adapter under a name. Running requests keep the adapter that had the name before. Raises RequestError
+        if the name is taken and `replace` is false, the path is out of bounds, or the engine refuses the adapter, and
+        UnavailableError if no engine could load it."""
         if not 0 < len(name) <= LONGEST_NAME:
             raise RequestError(f"lora_name must have 1 to {LONGEST_NAME} characters.", param="lora_name")
         if self._lora.lora_dir and not Path(path).resolve().is_relative_to(Path(self._lora.lora_dir).resolve()):

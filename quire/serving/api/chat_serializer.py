@@ -63,7 +63,6 @@ class ChatSerializer:
     Attributes:
         logprobs: How many likeliest tokens are shown; None for no log probabilities.
         echo: Text that begins every message.
-        reasoning: Whether reasoning is shown (`include_reasoning`).
         may_call: Whether the message may have tool calls in place of content.
         named_call: Whether the message must call one function by name: then it ends with `stop`, as OpenAI's does.
     """

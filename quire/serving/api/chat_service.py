@@ -32,12 +32,8 @@ from quire.text.output_parsers.formats import Turn
 @dataclass(frozen=True)
 class ChatPrompt:
     """A conversation as the engine takes it: tokens, which `params.truncate_prompt_tokens` may cut, and further
-    `options` of EngineSession.add_request.
-
-    Attributes:
-        parsing: How the answer is parsed; None if its text is all content.
-        form_begins_late: Whether the form of the answer may begin behind reasoning.
-    """
+    `options` of EngineSession.add_request. `parsing` tells how the answer is parsed; None if its text is all content.
+    `form_begins_late` tells whether the form of the answer may begin behind reasoning."""
 
     tokens: Sequence[int]
     params: SamplingParams
@@ -110,13 +106,10 @@ class ChatService:
     async def output_options(
         self, params: SamplingParams, turn: Turn | None = None, behind: str = ""
     ) -> dict[str, Any]:
-        """The bad words, grammar and thinking budget of these parameters, as `EngineSession.add_request` takes them.
-        Raises a RequestError that names the field, or UnavailableError if too many grammars are being checked.
-
-        Args:
-            turn: How a chat's answer begins; None for a completion.
-            behind: The reasoning that may come before a form, see `reasoning_in_front`.
-        """
+        """Return the bad words, grammar and thinking budget of these parameters, as `EngineSession.add_request` takes
+        them. `turn` tells how a chat's answer begins, `behind` which reasoning may come before a form
+        (`reasoning_in_front`). Raises a RequestError that names the field, or UnavailableError if too many grammars are
+        being checked."""
         return {
             "bad_words": await self.renderer.bad_words(params.bad_words),
             "thinking": self.parsers.budget(params, turn, hints=self.text.hints),
@@ -124,12 +117,8 @@ class ChatService:
         }
 
     async def run(self, fields: ChatRequest, prompt: ChatPrompt) -> RequestChoices:
-        """Start a request that was prepared. The choices must be closed.
-
-        Raises:
-            RequestError: No engine could run it.
-            UnavailableError: No work is taken now.
-        """
+        """Start a request that was prepared. The choices must be closed. Raises RequestError if no engine could run it,
+        and UnavailableError if no work is taken now."""
         names = fields.field_names
         with fields_named(names):
             collector = await self.session.add_request([prompt.tokens], prompt.params, **prompt.options)

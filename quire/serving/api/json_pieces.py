@@ -108,14 +108,11 @@ def check_answer_size(
     prompts_shown: int,
     held: bool,
 ) -> None:
-    """Raises RequestError for a request whose answer might be too large, before anything runs for it.
+    """Raise RequestError for a request whose answer might be too large, before anything runs for it.
 
     An answer repeats its prompt for each of n choices, and log probabilities multiply every position: a few numbers in
-    a small request would make gigabytes.
-
-    Args:
-        prompts_shown: How often each prompt is in the answer, as text, token ids or log probabilities.
-        held: Whether all of the output is held; a stream writes it as it comes.
+    a small request would make gigabytes. `prompts_shown` tells how often each prompt is in the answer, as text, token
+    ids or log probabilities, and `held` whether all output is held; a stream writes output as it comes.
     """
     if params.truncate_prompt_tokens is not None:
         keep = params.truncate_prompt_tokens if params.truncate_prompt_tokens > 0 else longest

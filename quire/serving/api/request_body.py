@@ -45,11 +45,8 @@ async def read_body(
     """The request's body, checked. Fields that the schema does not have and the API knows are in `lists`.
 
     With `any_type`, JSON may be announced as something else, as curl does by default; not by a browser, where any page
-    could send that.
-
-    Raises:
-        RequestError: The body is not JSON, or has a field that is not served or is wrong.
-        HTTPException: 415 for another content type, 408 for a body that does not arrive.
+    could send that. Raises RequestError if the body is not JSON, or has a field that is not served or is wrong;
+    HTTPException with 415 for another content type, or with 408 for a body that does not arrive.
     """
     raw = await _read(request, any_type=any_type)
     if not await _check_large(request, raw, schema, lists):

@@ -19,7 +19,7 @@ from quire.foundation.clock import Clock
 from quire.foundation.messages.to_engine import Add
 from quire.foundation.processes.logs import FIELDS
 from quire.serving.api.request_work import CLIENT_CLOSED_REQUEST
-from quire.serving.api.session.open_requests import OutputCollector
+from quire.serving.api.session.output_collector import OutputCollector
 
 UNCOUNTED = frozenset({"/health", "/ping", "/ready", "/metrics", "/load", "/version"})
 """Probes, of which there is no record."""
@@ -39,7 +39,6 @@ class RequestCost:
         first_token_s: From arrival to the first token of the first sequence that had one.
         queue_s, prefill_s, decode_s: The engine's times of the sequence that took longest; None if the reader ended all
             before the engine did (a stop string, or a client that went away).
-        finish_reasons: Why sequences ended, each reason once.
     """
 
     sequences: int

@@ -90,7 +90,6 @@ class Backend:
         tls: For connections to servers with https.
 
     Attributes:
-        address: As the list has it now.
         complaint: Why it gets no requests; empty if it is ready.
         cards: What its /v1/models says, by name.
         models: Names of models and adapters that requests may ask it for.

@@ -146,7 +146,6 @@ class Exchange:
         model: The model's name, if a server has it.
         backend: URL of the server that answers.
         status: What the client was sent; until then, that the client went away.
-        started: Whether an answer has begun.
         first_byte_s: From arrival to the first byte of a server's answer.
         requests_left: How many more its key may send at once; None for any number.
     """

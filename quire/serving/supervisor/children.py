@@ -44,13 +44,8 @@ MODULES = Modules()
 class Children:
     """The engines and API processes of a server. They are started when this is made.
 
-    Args:
-        launch: Resolved settings, settings as they were asked for, a private directory for sockets, and the listening
-            socket.
-
-    Attributes:
-        model: The engines of the model that a new API process serves.
-        hold_s: Seconds that requests wait in an API process for that model while it is not ready.
+    `model` are the engines of the model that a new API process serves. While they are not ready, requests wait in an
+    API process for `hold_s` seconds.
     """
 
     def __init__(self, launch: LaunchConfig, modules: Modules, clock: Clock, host: ProcessHost = THIS_MACHINE) -> None:

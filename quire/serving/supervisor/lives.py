@@ -53,7 +53,6 @@ class ModelEngines:
         generation: Which model of the server this is: 0 the first, 1 its successor.
         ids: The present life of each engine.
         children: The present processes. One that is about to be replaced may be dead.
-        died_at: When each engine died last.
         last_in_flight: The sequences that each engine was working on when it last died with any.
         group: What the engines share if they divide experts; None if each lives for itself.
         notices: Tells the other side of a death.

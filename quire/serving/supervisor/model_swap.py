@@ -30,7 +30,6 @@ class _Swap:
 
     Attributes:
         old: The model that is served when the swap begins.
-        began: When that was.
         new: The model to be served, while its engines run: in the end the old model again, if the other did not start.
         why: Why the new model did not start.
         stop_by: When the old engines that still run are killed.

@@ -21,12 +21,9 @@ from quire.text.output_parsers.scanner import Steps, Tags, TextScanner
 def tagged(
     start: str | tuple[str, ...], end: str | tuple[str, ...], *, always: bool, interrupts: tuple[str, ...] = ()
 ) -> ReasoningFormat:
-    """Reasoning between `start` and `end`, each in any of its spellings.
-
-    Args:
-        always: Whether the model thinks in every answer: an output without the first tag begins with reasoning.
-        interrupts: Tags of the answer that end the reasoning as well.
-    """
+    """Return the form of reasoning between `start` and `end`, each in any of its spellings. If the model `always`
+    thinks, an output without the first tag begins with reasoning. A tag of the answer in `interrupts` ends the
+    reasoning as well."""
     starts, ends = (start,) if isinstance(start, str) else start, (end,) if isinstance(end, str) else end
     opening, closing = Tags(*starts), Tags(*ends, *interrupts)
 

@@ -60,14 +60,11 @@ class Outcome:
     """The result of one request. Times are seconds of `time.perf_counter`.
 
     Attributes:
-        start: When it was sent.
         prompt_tokens, output_tokens, cached_tokens: As the server counted them; where it did not,
             output tokens are counted from the chunks, and cached ones are None.
         ttft: From `start` to the first token; None if none came, or only tokens without text.
-        last: When the last token came.
         end: When the response ended, with or without an error.
         itls: Seconds between chunks with tokens.
-        error: What went wrong; empty when nothing did.
     """
 
     start: float

@@ -49,7 +49,6 @@ class Divergence:
     """Figures of a text.
 
     Attributes:
-        tokens: How many were compared.
         mean_kl, standard_error, median_kl, p99_kl, max_kl: In nats a token.
         top1_agreement: From 0 to 1.
         base_perplexity, perplexity: Of the base model and of the other one.
@@ -117,11 +116,9 @@ class Findings:
     """All figures.
 
     Attributes:
-        texts: How many were compared.
         divergence: Over all tokens of all texts.
         layers: First the swapped ones, by the divergence that they cause alone; then the others by their errors.
         scores: None if no prompt has an answer.
-        notes: What to know about the figures.
     """
 
     texts: int

@@ -38,7 +38,6 @@ class LayerPair:
     """Stands in for a layer of the base model, with all of its methods.
 
     Args:
-        layer: The base model's layer.
         base, quantized: What computes the layer in each model.
 
     Attributes:

@@ -61,7 +61,6 @@ class Deployment:
         config: Resolved settings.
         spec: The whole model, in its format there.
         tp: How many devices divide it.
-        plan: How the memory of one device is divided.
         shares: The shares of the device's limits that steps reach, see StepTime.
         measured: What steps took on this machine, used in place of `shares`; None if nothing was measured.
     """

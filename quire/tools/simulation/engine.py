@@ -34,7 +34,6 @@ class Served:
         times: When each output token came.
         queued: Seconds in the engine's queue before its first step.
         cached: Prompt tokens that the prefix cache had.
-        preemptions: How often it was preempted.
     """
 
     sent: float

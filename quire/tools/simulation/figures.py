@@ -27,12 +27,10 @@ class Figures:
     """The figures of a run.
 
     Attributes:
-        requests: How many were served.
         seconds: From the first arrival to the last token.
         cached: Share of prompt tokens that the prefix cache had.
         busy: Share of the time in which the device computed.
         running, max_running: Requests in a step, on average over the time and at most.
-        max_waiting: Maximum requests in the queue.
         kv_share, max_kv_share: Share of the KV cache in use, on average over the time and at most.
         good: Requests that kept all limits; None if there are no limits.
         means: Milliseconds by metric.

@@ -43,7 +43,7 @@ from quire.runtime.worker.sampling.sampled_outputs import (
 from quire.runtime.worker.sampling.token_bitmasks import BitmaskBuffer
 from quire.runtime.worker.sampling.token_rules import ActiveRows
 from quire.runtime.worker.slot_table import SlotTable
-from quire.runtime.worker.stage_steps import StageSteps
+from quire.runtime.worker.stage_tokens import StageTokens
 from quire.runtime.worker.staging_buffer import to_device_memory
 from quire.runtime.worker.step import Step
 from quire.runtime.worker.step_handle import MaskedStepHandle, StepHandle
@@ -71,7 +71,7 @@ class Sampler:
         mode: LogprobsMode,
         ring: BufferRing,
         max_masked: int | None = None,
-        stages: StageSteps | None = None,
+        stages: StageTokens | None = None,
         rows: int = 0,
     ) -> None:
         self._slots = slots

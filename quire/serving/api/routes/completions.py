@@ -71,12 +71,8 @@ async def answer_completion(serving: Serving, request: Request, fields: Completi
 async def prepare_completion(
     serving: Serving, fields: CompletionRequest
 ) -> tuple[list[list[int]], SamplingParams, dict[str, Any]]:
-    """Token ids of each prompt, sampling parameters, and options of `add_request`.
-
-    Raises:
-        RequestError: A field is wrong; the error names it.
-        UnavailableError: No work is taken now.
-    """
+    """Token ids of each prompt, sampling parameters, and options of `add_request`. Raises a RequestError that
+    names a wrong field, or UnavailableError if no work is taken now."""
     longest = serving.session.submission.longest
     params = _sampling(serving, fields)
     options = fields.options() | await serving.chat.output_options(params)

@@ -35,7 +35,8 @@ from quire.serving.api.peers import CountOpen, EnginesPaused, Peers
 from quire.serving.api.request_work import TimeSlice
 from quire.serving.api.session.connection import DEAD, changes_pause
 from quire.serving.api.session.engines import Engine, Engines
-from quire.serving.api.session.open_requests import OpenRequests, OutputCollector, replay_adds
+from quire.serving.api.session.open_requests import OpenRequests, replay_adds
+from quire.serving.api.session.output_collector import OutputCollector
 from quire.serving.api.session.queues import AdmissionLimit, Placement, QueueLimits
 from quire.serving.api.session.receivers import MakeReceiver, ThreadReceiver
 from quire.serving.api.session.state import REFUSALS, SessionState, State
@@ -54,10 +55,7 @@ class EngineSession:
     """The engines, shared by all requests of this process. Everything runs in the event loop.
 
     `report` is told how the recovery from an engine's death goes; without `peers` this is the only API process.
-
-    Attributes:
-        requests, engines, status: What is open, who works on it, and whether more is taken.
-        stats: Filled as messages pass.
+    Messages fill `stats` as they pass.
     """
 
     def __init__(

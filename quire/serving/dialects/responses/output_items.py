@@ -23,7 +23,6 @@ class OutputItems:
     Attributes:
         in_namespaces: Namespace and name of functions, by what the model calls them; others have no namespace.
         items: Items that have begun; the last one may be open.
-        reasoning_tokens: Tokens that the model spent on reasoning.
     """
 
     emit: Emit

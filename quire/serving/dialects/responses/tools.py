@@ -52,8 +52,6 @@ class ResponseTools:
     Attributes:
         shown: What of `tools` is served, as it was sent.
         dropped: Types of the tools that OpenAI hosts, which are left out.
-        functions: All functions.
-        allowed: Functions that may be called.
         choice: Which function must be called, as chat requests say it.
     """
 

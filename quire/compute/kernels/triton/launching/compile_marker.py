@@ -19,12 +19,8 @@ _log = logging.getLogger(__name__)
 
 
 def marker_path(cache: Path, settings: bytes) -> Path:
-    """Return the path of the marker for these settings.
-
-    Args:
-        cache: Triton's cache.
-        settings: Everything, besides the environment, sources, tables and Triton, that decides which kernels exist.
-    """
+    """Return the path of the marker in Triton's cache. `settings` decide, besides the environment, sources, tables and
+    Triton, which kernels exist."""
     digest = hashlib.sha256(settings)
     triton = util.find_spec("triton")  # whatever its package is called
     files = sorted(path for path in _SOURCES.rglob("*") if path.suffix in (".py", ".json"))

@@ -61,11 +61,7 @@ class _Job:
 
 
 class CompilerProcesses:
-    """Processes that compile at the same time, and a thread for each that hands it one kernel after another.
-
-    Args:
-        number: The number of processes.
-    """
+    """Processes that compile at the same time, and a thread for each that hands it one kernel after another."""
 
     def __init__(self, number: int) -> None:
         pairs = [socket.socketpair() for _ in range(number)]

@@ -123,10 +123,8 @@ class Precompiler:
         """Compile what this thread launches inside the context, without running it. Contexts may be nested.
 
         Other processes compile at once; this process compiles when the context ends, because before that it would only
-        take the interpreter's lock from the warm-up, which takes less time than one compilation.
-
-        Args:
-            deferred: The start does not need these kernels, so `finish` does not wait for them.
+        take the interpreter's lock from the warm-up, which takes less time than one compilation. `finish` does not wait
+        for kernels that are `deferred`, because the start does not need them.
         """
         before, self._deferred = self._deferred, deferred
         try:
@@ -247,7 +245,6 @@ class _Compilation:
 
     Args:
         kernels: Triton's kernels, by key.
-        key: The kernel's key.
         done: The future of the compiled kernel.
         again: Compiles the kernel.
         needed: Is set when a launch waits for the kernel.

@@ -138,7 +138,6 @@ class CacheMiss(NamedTuple):
     """A compilation that a launch lacks.
 
     Attributes:
-        function: The kernel.
         specialization: Triton's JSON that identifies one of its compilations.
         kernels, key: Where Triton looks for the compilation.
     """

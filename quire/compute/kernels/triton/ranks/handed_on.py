@@ -45,13 +45,8 @@ def receive_stream(x: Tensor, delta: Tensor, windows: Tensor, step: Tensor, layo
 
 
 def send_tokens(last: Tensor, windows: Tensor, step: int, layout: StageLayout) -> None:
-    """Write the tokens that slots have sampled last into the other rank's window.
-
-    Args:
-        last: [slots] int64.
-        windows, layout: As in `send_stream`.
-        step: The step that has sampled; 0 for none.
-    """
+    """Write the tokens `last` [slots] int64, which slots have sampled last, into the other rank's window. The step that
+    has sampled is `step`, 0 for none; other arguments are those of `send_stream`."""
     _launch_tokens(_send_tokens, last, windows, step, layout)
 
 

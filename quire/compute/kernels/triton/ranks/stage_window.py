@@ -36,13 +36,8 @@ class StageLayout(NamedTuple):
 
 
 def layout_of(slots: int, steps: int, stream_bytes: int) -> StageLayout:
-    """Return the layout of a window.
-
-    Args:
-        slots: The slots of the slot table.
-        steps: How many steps may be in all stages at the same time.
-        stream_bytes: The bytes of the largest x; 0: no streams arrive.
-    """
+    """Return the layout of a window, for `slots` slots of the slot table and `steps` steps in all stages at the same
+    time. The largest x has `stream_bytes`; 0 if no streams arrive."""
     tokens = _aligned(_FIRST_FLAG + 4 * STREAM_PROGRAMS)
     streams = _aligned(tokens + 8 * slots)
     each = _aligned(stream_bytes)

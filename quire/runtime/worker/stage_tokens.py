@@ -1,5 +1,5 @@
-"""Coordinates the stages of a pipeline on devices that run ahead of their hosts: numbers each step's streams, and sends
-sampled tokens from the last stage to the first.
+"""Sends sampled tokens from a pipeline's last stage to the first, and numbers each step's streams, on devices that run
+ahead of their hosts.
 
 On a CPU, `runtime/executor/cpu_rank.py` does this.
 """
@@ -17,13 +17,13 @@ from quire.foundation.messages.workers import Plan
 from quire.runtime.worker.steps_in_flight import SampledSteps
 
 if TYPE_CHECKING:
-    from quire.compute.collectives.card_links import CardLinks
+    from quire.compute.collectives.card_stage_links import CardStageLinks
 
 
-class StageSteps:
+class StageTokens:
     """Coordinates the steps of this rank's stage with the other stages. It must be told of every step, in order."""
 
-    def __init__(self, links: CardLinks, mesh: Mesh) -> None:
+    def __init__(self, links: CardStageLinks, mesh: Mesh) -> None:
         self._links = links
         self._mesh = mesh
         self._sampled = SampledSteps()

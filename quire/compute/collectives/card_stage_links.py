@@ -34,14 +34,12 @@ class StreamSize(NamedTuple):
     steps: int
 
 
-class CardLinks:
-    """This rank's links to other stages: its StreamSource, StreamSink and LinkedStages (runtime/worker/stage_steps.py).
+class CardStageLinks:
+    """This rank's links to other stages, as source and sink of streams and of sampled tokens (StageTokens).
 
     Args:
-        mesh: The rank's place, in one stage of several.
         device: The rank's card, which is the current one.
         exchange: Exchanges messages with all ranks; called twice.
-        size: The sizes that windows are made for.
 
     Raises:
         ConfigError: The cards cannot map one another's memory.
