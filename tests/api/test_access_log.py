@@ -17,7 +17,7 @@ from quire.foundation.messages.to_engine import Add
 from quire.foundation.processes.logs import FIELDS, JsonFormatter
 from quire.sampling_params import SamplingParams
 from quire.serving.api.request_record import RequestCost, RequestRecord
-from quire.serving.api.session.open_requests import OutputCollector
+from quire.serving.api.session.output_collector import OutputCollector
 from tests.api.server import Server, running
 
 SECRET = "a-very-secret-word"

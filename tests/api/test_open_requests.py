@@ -6,7 +6,8 @@ import asyncio
 
 from quire.foundation.messages.from_engine import End
 from quire.foundation.messages.workers import TokenLogprobs
-from quire.serving.api.session.open_requests import OpenRequests, OutputCollector
+from quire.serving.api.session.open_requests import OpenRequests
+from quire.serving.api.session.output_collector import OutputCollector
 from quire.text.deltas import SequenceDelta
 from tests.engine.harness import add
 

@@ -9,7 +9,7 @@ import pytest
 from quire.errors import GenerationError
 from quire.foundation.messages.to_engine import Add
 from quire.sampling_params import SamplingParams
-from quire.serving.api.session.open_requests import OutputCollector
+from quire.serving.api.session.output_collector import OutputCollector
 from quire.text.deltas import SequenceDelta
 
 

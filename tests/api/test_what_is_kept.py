@@ -18,7 +18,7 @@ import pytest
 from quire.engine.metrics.stats import SequenceStats
 from quire.serving.api.chat_service import ChatPrompt
 from quire.serving.api.schemas.chat import ChatRequest
-from quire.serving.api.session.open_requests import OutputCollector
+from quire.serving.api.session.output_collector import OutputCollector
 from tests.api.server import Server, running
 from tests.api.test_lifetimes import eventually
 

@@ -10,7 +10,8 @@ from msgspec.structs import replace
 
 from quire.foundation.messages.from_engine import Deltas
 from quire.foundation.messages.to_engine import Add, Fork
-from quire.serving.api.session.open_requests import OpenRequests, OutputCollector, replay_adds
+from quire.serving.api.session.open_requests import OpenRequests, replay_adds
+from quire.serving.api.session.output_collector import OutputCollector
 from quire.text.deltas import deltas_by_sequence
 from tests.engine.harness import Engine, HashMasker, add, alone
 from tests.executor.fake import FakeExecutor

@@ -21,7 +21,7 @@ from quire.errors import (
 )
 from quire.foundation.messages.workers import TokenLogprobs
 from quire.serving.api.request_choices import RequestChoices
-from quire.serving.api.session.open_requests import OutputCollector
+from quire.serving.api.session.output_collector import OutputCollector
 from quire.text.deltas import ChoiceDelta, SequenceDelta
 from tests.simulation.api_process import SimulatedApi
 from tests.simulation.executor import NAN

@@ -23,7 +23,8 @@ from quire.scheduling.scheduler.tenant_queue import KeyHeap
 from quire.scheduling.scheduler.waiting_queue import WaitingQueue
 from quire.serving.api.session import engines, open_requests
 from quire.serving.api.session.connection import EngineConnection
-from quire.serving.api.session.open_requests import OpenRequests, OpenSequence, OutputCollector
+from quire.serving.api.session.open_requests import OpenRequests, OpenSequence
+from quire.serving.api.session.output_collector import OutputCollector
 from quire.serving.api.session.queues import AdmissionLimit
 from tests.simulation import simulation
 from tests.simulation.settings import Settings, settings_of

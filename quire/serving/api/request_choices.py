@@ -8,7 +8,7 @@ from typing import Any
 from quire.foundation.messages.from_engine import EndReason
 from quire.serving.api.chat_parsers import ChoiceParser, OutputParsing
 from quire.serving.api.schemas.known_fields import AS_THEY_ARE, FieldNames, fields_named
-from quire.serving.api.session.open_requests import OnDelta, OutputCollector
+from quire.serving.api.session.output_collector import OnDelta, OutputCollector
 from quire.serving.api.session.session import EngineSession
 from quire.text.deltas import ChoiceDelta, SequenceDelta
 from quire.text.text_stream import ChoiceState

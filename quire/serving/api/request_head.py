@@ -24,7 +24,7 @@ from quire.foundation.clock import Clock
 from quire.foundation.config import ServerConfig
 from quire.serving.api.error_responses import error_response
 from quire.serving.api.request_record import RECORD
-from quire.serving.api.session.open_requests import OutputCollector
+from quire.serving.api.session.output_collector import OutputCollector
 
 HEADER = "X-Request-Id"
 _ID_NAME = HEADER.lower().encode()

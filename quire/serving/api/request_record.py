@@ -19,7 +19,7 @@ from quire.foundation.clock import Clock
 from quire.foundation.messages.to_engine import Add
 from quire.foundation.processes.logs import FIELDS
 from quire.serving.api.request_work import CLIENT_CLOSED_REQUEST
-from quire.serving.api.session.open_requests import OutputCollector
+from quire.serving.api.session.output_collector import OutputCollector
 
 UNCOUNTED = frozenset({"/health", "/ping", "/ready", "/metrics", "/load", "/version"})
 """Probes, of which there is no record."""

@@ -16,7 +16,8 @@ from quire.foundation.messages.from_engine import Dead, Deltas, Done, EndReason,
 from quire.foundation.messages.to_engine import Add
 from quire.foundation.processes.launch import Recovery, SendReport
 from quire.serving.api.session.connection import EngineConnection, EngineState
-from quire.serving.api.session.open_requests import OpenRequests, OutputCollector, engine_died, replay_adds
+from quire.serving.api.session.open_requests import OpenRequests, engine_died, replay_adds
+from quire.serving.api.session.output_collector import OutputCollector
 from quire.serving.api.session.queues import EngineQueue
 from quire.serving.api.session.receivers import MakeReceiver
 from quire.text.deltas import SequenceDelta, deltas_by_sequence

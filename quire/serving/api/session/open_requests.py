@@ -12,95 +12,17 @@ from __future__ import annotations
 import asyncio
 import logging
 from array import array
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 
 import msgspec
 
-from quire.engine.metrics.stats import SequenceStats
 from quire.foundation.messages.to_engine import Add, Fork
+from quire.serving.api.session.output_collector import OutputCollector
 from quire.text.deltas import SequenceDelta
 
 PROVEN_TOKENS = 4
 """Tokens after which a sequence is past the one at which the last engine died: more than plans in flight bring."""
-
-OnDelta = Callable[[int, SequenceDelta], bool]
-"""Takes what a sequence (by index) gained; returns whether it can take more."""
-
-
-class OutputCollector:
-    """The output of one request, by the index of its sequences, which is the order of its Adds.
-
-    The session fills it and one task reads it, all in the event loop. Unread output is merged, so a slow reader costs
-    no more than its tokens. `form` is the field that asked for a form of the output; None if none did.
-    """
-
-    def __init__(self, adds: Sequence[Add], stats: Sequence[SequenceStats], form: str | None = None) -> None:
-        self.adds = tuple(adds)
-        self.form = form
-        self.stats = tuple(stats)
-        self._index = {add.id: index for index, add in enumerate(adds)}
-        self._unread: dict[int, SequenceDelta] = {}
-        self._error: Exception | None = None
-        self._on_delta: OnDelta | None = None
-        self._changed = asyncio.Event()
-
-    def stats_of(self, sequence: int) -> SequenceStats:
-        """The metrics of a sequence by its id."""
-        return self.stats[self._index[sequence]]
-
-    def put(self, sequence: int, delta: SequenceDelta) -> None:
-        """Add what a sequence gained."""
-        index = self._index[sequence]
-        if self._on_delta is not None:
-            self._call_reader(self._on_delta, index, delta)
-            return
-        if index in self._unread:
-            self._unread[index].add(delta)
-        else:
-            self._unread[index] = delta
-        self._changed.set()
-
-    def _call_reader(self, on_delta: OnDelta, index: int, delta: SequenceDelta) -> None:
-        """Hand a delta to the reader. Its exception is for it alone: other requests of the session go on."""
-        try:
-            if on_delta(index, delta):
-                return
-        except Exception as error:
-            self._error = error
-        self._on_delta = None
-        self._changed.set()
-
-    def fail(self, error: Exception) -> None:
-        """Let the reader get this error in place of everything else."""
-        self._error = error
-        self._on_delta = None
-        self._changed.set()
-
-    async def wait(self) -> None:
-        """Wait until anything is unread; raises a QuireError if the request failed as a whole."""
-        await self._changed.wait()
-        if self._error is not None:
-            raise self._error
-
-    async def read(self, on_delta: OnDelta) -> list[tuple[int, SequenceDelta]]:
-        """Wait for output; returns what each sequence gained, by index. Raises a QuireError if the request failed, or
-        what `on_delta` raised.
-
-        While nothing is unread, `on_delta` gets each delta as it comes, until it can take no more; the list may be
-        empty then.
-        """
-        if not self._changed.is_set():
-            self._on_delta = on_delta
-        try:
-            await self._changed.wait()
-        finally:
-            self._on_delta = None
-        self._changed.clear()
-        if self._error is not None:
-            raise self._error
-        unread, self._unread = self._unread, {}
-        return sorted(unread.items())
 
 
 class OpenSequence:

@@ -35,7 +35,8 @@ from quire.serving.api.peers import CountOpen, EnginesPaused, Peers
 from quire.serving.api.request_work import TimeSlice
 from quire.serving.api.session.connection import DEAD, changes_pause
 from quire.serving.api.session.engines import Engine, Engines
-from quire.serving.api.session.open_requests import OpenRequests, OutputCollector, replay_adds
+from quire.serving.api.session.open_requests import OpenRequests, replay_adds
+from quire.serving.api.session.output_collector import OutputCollector
 from quire.serving.api.session.queues import AdmissionLimit, Placement, QueueLimits
 from quire.serving.api.session.receivers import MakeReceiver, ThreadReceiver
 from quire.serving.api.session.state import REFUSALS, SessionState, State
