@@ -23,7 +23,7 @@ from quire.sampling_params import SamplingParams
 from quire.serving.api.request_head import Caller
 from quire.serving.api.request_record import RequestRecord, log_access
 from quire.serving.api.request_traces import RequestTraces
-from quire.serving.api.session.open_requests import OutputCollector
+from quire.serving.api.session.output_collector import OutputCollector
 
 ROUNDS, REQUESTS = 40, 500
 

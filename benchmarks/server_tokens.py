@@ -31,8 +31,8 @@ from typing import cast
 
 import uvloop
 
+from quire.engine.client import ZmqPort
 from quire.engine.outbox import Outbox
-from quire.engine.transport import ZmqPort
 from quire.foundation.config import Config
 from quire.foundation.messages.from_engine import End, EngineId, Load, Ready
 from quire.foundation.messages.to_engine import Add, ClientHeartbeat

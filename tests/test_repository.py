@@ -84,7 +84,7 @@ def test_every_module_says_what_it_owns() -> None:
         "quire.cli.main",
         "quire.serving.supervisor.supervisor",
         "quire.serving.app",
-        "quire.engine.transport",
+        "quire.engine.client",
         "quire.text.tokenizer",
     ],
 )

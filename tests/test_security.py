@@ -63,7 +63,7 @@ def test_internal_sockets_lie_in_directories_of_their_owner() -> None:
     """All addresses of ZMQ are ipc; their directories are made by mkdtemp, which lets only their owner in."""
     texts = {name_of(module): module.read_text() for module in MODULES}
     users = {name for name, text in texts.items() if re.search(r"^import zmq", text, re.MULTILINE)}
-    assert users == {"quire/engine/transport.py"}
-    assert set(re.findall(r'f"(\w+)://', texts["quire/engine/transport.py"])) == {"ipc"}
+    assert users == {"quire/engine/client.py"}
+    assert set(re.findall(r'f"(\w+)://', texts["quire/engine/client.py"])) == {"ipc"}
     makers = {"quire/serving/supervisor/engine_process.py", "quire/serving/supervisor/supervisor.py"}
     assert all("tempfile.mkdtemp(" in texts[name] for name in makers)

@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, Literal, get_args
 
 from quire.engine.adapter_registry import AdapterRegistry
-from quire.engine.client import Port
+from quire.engine.port import Port
 from quire.foundation.messages.from_engine import Done
 from quire.foundation.messages.to_engine import CLIENT_SHIFT, Adapter, Control, PauseMode
 from quire.runtime.executor.executor import AdapterLoader

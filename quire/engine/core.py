@@ -14,13 +14,13 @@ from msgspec.structs import replace
 
 from quire.engine.adapter_slots import AdapterSlots
 from quire.engine.build import ModelRuntimeInfo, build_ready, build_scheduler, estimated_throughput
-from quire.engine.client import Port, Undecodable
 from quire.engine.client_liveness import ClientLiveness
 from quire.engine.commands import Commands, counts
 from quire.engine.flight_record import FlightRecorder
 from quire.engine.frames import EngineFrames
 from quire.engine.isolation import Isolation
 from quire.engine.outbox import Outbox
+from quire.engine.port import Port, Undecodable
 from quire.engine.request_checks import ended_before, refusal, to_int64
 from quire.engine.step_stats import StepStats, Throughput, shortest_limit_s
 from quire.engine.token_bitmasks import TokenBitmaskSender, TokenBitmaskSource

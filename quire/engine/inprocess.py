@@ -16,8 +16,8 @@ from types import FrameType
 
 from quire.engine.adapter_registry import load_modules
 from quire.engine.build import ModelRuntimeInfo
-from quire.engine.client import Undecodable
 from quire.engine.core import EngineCore
+from quire.engine.port import Undecodable
 from quire.engine.token_bitmasks import TokenBitmaskSource
 from quire.errors import EngineDeadError
 from quire.foundation.clock import Clock, SystemClock

@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 
 from msgspec.structs import replace
 
-from quire.engine.client import Port
+from quire.engine.port import Port
 from quire.foundation.messages.from_engine import Deltas, End, Load
 from quire.foundation.messages.to_engine import CLIENT_SHIFT
 from quire.foundation.messages.workers import TokenLogprobs

@@ -10,10 +10,10 @@ from types import FrameType
 
 from quire.engine.adapter_registry import load_modules
 from quire.engine.build import build_model_runtime_info
+from quire.engine.client import ZmqPort
 from quire.engine.core import HEARTBEAT_S, EngineCore
 from quire.engine.flight_record import FlightRecorder
 from quire.engine.thinking_budgets import bitmask_source
-from quire.engine.transport import ZmqPort
 from quire.foundation.clock import Clock, SystemClock
 from quire.foundation.config import Config
 from quire.foundation.processes import garbage

@@ -17,8 +17,8 @@ import uvicorn
 
 from quire.engine.adapter_registry import load_modules
 from quire.engine.build import ModelRuntimeInfo
+from quire.engine.client import ZmqPort
 from quire.engine.core import EngineCore
-from quire.engine.transport import ZmqPort
 from quire.foundation.clock import SystemClock
 from quire.foundation.config import Config
 from quire.foundation.messages.from_engine import EngineId

@@ -22,9 +22,9 @@ import pytest
 from quire import builtin
 from quire.engine.adapter_registry import load_modules
 from quire.engine.build import ModelRuntimeInfo
+from quire.engine.client import ZmqPort
 from quire.engine.core import EngineCore
 from quire.engine.process import turn_until
-from quire.engine.transport import ZmqPort
 from quire.errors import ConfigError
 from quire.foundation.clock import SystemClock
 from quire.foundation.config import Config

@@ -15,8 +15,7 @@ from typing import Any
 
 import msgspec
 
-from quire.engine.client import EngineClient, Lost
-from quire.engine.transport import client_address, engine_address
+from quire.engine.client import EngineClient, Lost, client_address, engine_address
 from quire.foundation.clock import Clock
 from quire.foundation.messages.from_engine import EngineId, FromEngine
 from quire.foundation.messages.to_engine import DECODING_ERRORS, ToEngine

@@ -10,11 +10,11 @@ from pathlib import Path
 import msgspec
 
 from quire.engine.build import ModelRuntimeInfo
-from quire.engine.client import Undecodable
+from quire.engine.client import _undecodable_messages, client_address, engine_address
 from quire.engine.core import EngineCore
 from quire.engine.flight_record import FlightRecorder
+from quire.engine.port import Undecodable
 from quire.engine.process import turn_until
-from quire.engine.transport import _undecodable_messages, client_address, engine_address
 from quire.foundation.messages.from_engine import Deltas, EngineId, FromEngine
 from quire.foundation.messages.to_engine import DECODING_ERRORS, ToEngine
 from quire.foundation.processes.launch import EXIT_CRASHED, STOP_ENGINE, LaunchConfig, Pulse, StatusReport

@@ -13,8 +13,8 @@ from typing import Protocol
 
 import msgspec
 
+from quire.engine.client import client_address, engine_address
 from quire.engine.flight_record import requests_in_flight
-from quire.engine.transport import client_address, engine_address
 from quire.foundation.messages.from_engine import Dead, EngineId
 from quire.foundation.messages.to_engine import ClientGone
 from quire.foundation.processes.launch import LaunchConfig, Report, StatusReport

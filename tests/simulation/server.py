@@ -7,7 +7,7 @@ import traceback
 from collections import deque
 from pathlib import Path
 
-from quire.engine.transport import client_address, engine_address
+from quire.engine.client import client_address, engine_address
 from quire.foundation.processes.launch import LaunchConfig
 from quire.serving.supervisor.supervisor import Supervisor
 from tests.simulation.api_process import Ask, SimulatedApi

@@ -15,8 +15,8 @@ from fastapi import FastAPI
 from fastapi.dependencies import models as dependency_models
 from starlette.types import ASGIApp, Receive, Scope, Send
 
+from quire.engine.client import ZmqClient
 from quire.engine.metrics.server_stats import ServerStats
-from quire.engine.transport import ZmqClient
 from quire.foundation.processes.launch import LaunchConfig, Recovery, Report, SendReport
 from quire.serving.api.peers import Peers, SharedCounts
 from quire.serving.api.request_traces import RequestTraces

@@ -9,7 +9,7 @@ import tempfile
 from pathlib import Path
 from types import TracebackType
 
-from quire.engine.transport import DeathNotices, ZmqClient
+from quire.engine.client import DeathNotices, ZmqClient
 from quire.foundation.config import Config
 from quire.foundation.messages.from_engine import Dead, EngineId
 from quire.foundation.processes.child_main import raise_reported_failure

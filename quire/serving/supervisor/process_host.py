@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
+from quire.engine.client import DeathNotices
 from quire.engine.flight_record import requests_in_flight
-from quire.engine.transport import DeathNotices
 from quire.foundation.messages.from_engine import Dead, EngineId
 from quire.foundation.processes.child_process import Child, ChildProcess, process_state
 from quire.foundation.processes.launch import LaunchConfig, Report

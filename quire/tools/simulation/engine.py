@@ -9,8 +9,8 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from quire.engine.build import ModelRuntimeInfo
-from quire.engine.client import Undecodable
 from quire.engine.core import EngineCore
+from quire.engine.port import Undecodable
 from quire.errors import ConfigError
 from quire.foundation.config import Config
 from quire.foundation.messages.from_engine import Deltas, FromEngine

@@ -1,4 +1,4 @@
-"""The output of one request, until the task that reads it takes it."""
+"""Collects the output of one request until its reader takes it."""
 
 from __future__ import annotations
 

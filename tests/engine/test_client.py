@@ -13,17 +13,17 @@ import pytest
 import zmq
 
 from quire.engine.build import ModelRuntimeInfo
-from quire.engine.client import Lost
-from quire.engine.core import EngineCore
-from quire.engine.transport import (
+from quire.engine.client import (
     INTAKE_BYTES,
     SEQUENCE_BYTES,
     DeathNotices,
+    Lost,
     ZmqClient,
     ZmqPort,
     client_address,
     engine_address,
 )
+from quire.engine.core import EngineCore
 from quire.foundation.clock import SystemClock
 from quire.foundation.messages.from_engine import Dead, Deltas, Done, End, EngineId, FromEngine
 from quire.foundation.messages.to_engine import Abort, ClientGone, ClientHeartbeat, Control
