@@ -170,20 +170,26 @@ class NormSpec:
     """The norms of the residual stream in one layer.
 
     Attributes:
-        kind: `rms` for a root mean square norm, or `layer` for a layer norm, which has a bias.
+        kind: `rms` for a root mean square norm, or `layer` for a layer norm.
         eps: Added to the mean square or the variance.
         unit_offset: Whether weights are stored minus one.
+        weight, bias: Whether the norms have weights and biases; a bias is only a layer norm's.
         number: Number of norms.
+        place: Where they stand: before attention and MLP, behind each, around each, or before both, which run in
+            parallel.
     """
 
     kind: Literal["rms", "layer"]
     eps: float
     unit_offset: bool = False
     number: int = 1
+    weight: bool = True
+    bias: bool = False
+    place: Literal["before", "behind", "around", "parallel"] = "before"
 
     def weights(self, hidden: int) -> Weights:
         """Number of weights if the stream is `hidden` wide."""
-        return Weights(0, self.number * hidden * (2 if self.kind == "layer" else 1))
+        return Weights(0, self.number * hidden * (self.weight + self.bias))
 
 
 @dataclass(frozen=True)

@@ -52,7 +52,14 @@ def build_mlp(spec: ModelSpec, build: LayerFactory, layer: int) -> MLP | Mixture
     else:
         up = build.column_parallel(names, (mlp.width,), mlp.hidden, mlp.bias, transposed)
     down = build.row_parallel(f"{name}.{modules.down}", mlp.hidden, mlp.width, mlp.bias, transposed)
-    return (build.gated_mlp if mlp.gated else build.plain_mlp)(up, down, mlp.width, mlp.activation)
+    if mlp.gated:
+        return build.gated_mlp(up, down, mlp.width, mlp.activation)
+    return build.plain_mlp(f"{name}.{modules.activation}", up, down, mlp.width, mlp.activation)
+
+
+def norm_names(spec: ModelSpec, layer: int) -> tuple[str, ...]:
+    """Return the names of the norms of the stream in layer number `layer`, in the order of their use."""
+    return _within(spec.layer_name(layer), spec.family.modules.norms)
 
 
 def _within(layer: str, names: tuple[str, ...]) -> tuple[str, ...]:

@@ -32,6 +32,7 @@ class ModuleNames:
         query_norm, key_norm: The norms of queries and keys.
         up: Gate and up; one name: they are stored as one projection, or the MLP has no gate.
         down: The output projection of the MLP.
+        activation: What the names of an activation's parameters begin with.
         router: The projection that chooses experts.
         experts: What the experts' names begin with, before their numbers.
         expert: Gate, up and down of one expert.
@@ -50,6 +51,7 @@ class ModuleNames:
     key_norm: str = "self_attn.k_norm"
     up: tuple[str, ...] = ("mlp.gate_proj", "mlp.up_proj")
     down: str = "mlp.down_proj"
+    activation: str = "mlp.act_fn"
     router: str = "mlp.gate"
     experts: str = "mlp.experts"
     expert: tuple[str, str, str] = ("gate_proj", "up_proj", "down_proj")

@@ -2,12 +2,21 @@
 
 from __future__ import annotations
 
-from typing import Any
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
 
+from quire.models.config_file import ConfigFile
 from quire.models.families.family import Family, ModuleNames
 
+if TYPE_CHECKING:
+    from quire.models.spec import ModelSpec
+
+
+def _scaled_embedding(fields: ConfigFile, spec: ModelSpec) -> ModelSpec:
+    return replace(spec, embedding_scale=spec.hidden**0.5)
+
+
 _GEMMA: dict[str, Any] = {
-    "decoder": "quire.models.gemma:Gemma",
     "modules": ModuleNames(
         norms=(
             "input_layernorm",
@@ -18,7 +27,8 @@ _GEMMA: dict[str, Any] = {
     ),
     "names": {"hidden_act": "hidden_activation"},
     "windows": "by type",
-    "norms": {"unit_offset": True, "number": 4},
+    "norms": {"unit_offset": True, "number": 4, "place": "around"},
+    "read_model": _scaled_embedding,
     "overflows_float16": True,
 }
 _DEFAULTS = {
