@@ -109,7 +109,8 @@ class MlpSpec:
 
     def weights(self) -> Weights:
         up = (2 if self.gated else 1) * self.width
-        return Weights(self.hidden * (up + self.width), self.bias * (up + self.hidden))
+        parameters = 4 if self.activation == "xielu" else 0
+        return Weights(self.hidden * (up + self.width), self.bias * (up + self.hidden) + parameters)
 
     def divides(self, size: int) -> bool:
         """Whether the width can be divided over `size` ranks."""

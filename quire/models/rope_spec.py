@@ -145,7 +145,7 @@ def _read(
 ) -> RopeSpec:
     theta = fields.positive("rope_theta", values.get("rope_theta", theta))
     kind = values.get("rope_type", values.get("type", "default"))
-    if family.partial_rotary and kind in ("su", "yarn"):  # what the first Phi-3 files called it
+    if kind in ("su", "yarn") and "long_factor" in values:  # what the first Phi-3 files called it
         kind = "longrope"
     if kind not in ROPE_TYPES:
         raise fields.wrong(key, f"has type {kind!r}, which is not supported: served are {', '.join(ROPE_TYPES)}")

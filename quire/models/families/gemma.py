@@ -1,4 +1,4 @@
-"""Gemma 2 and 3: norms on both sides of attention and MLP, with weights stored less one, and a scaled embedding."""
+"""Gemma: norm weights stored less one, and a scaled embedding; from Gemma 2 on, norms around attention and MLP."""
 
 from __future__ import annotations
 
@@ -38,16 +38,34 @@ _DEFAULTS = {
     "query_pre_attn_scalar": 256,
     "sliding_window": 4096,
 }
+_GEMMA2 = _DEFAULTS | {
+    "sliding_window_pattern": 2,
+    "attn_logit_softcapping": 50.0,
+    "final_logit_softcapping": 30.0,
+    "max_position_embeddings": 8192,
+}
+_VAULT = ModuleNames(norms=("input_layernorm", "pre_feedforward_layernorm"))
 FAMILIES: dict[str, Family] = {
-    "Gemma2ForCausalLM": Family(
-        **_GEMMA,
-        defaults=_DEFAULTS
-        | {
-            "sliding_window_pattern": 2,
-            "attn_logit_softcapping": 50.0,
-            "final_logit_softcapping": 30.0,
+    "GemmaForCausalLM": Family(
+        norms={"unit_offset": True},
+        read_model=_scaled_embedding,
+        overflows_float16=True,
+        mlp={"bias": False},
+        defaults={
+            "hidden_act": "gelu_pytorch_tanh",
+            "head_dim": 256,
+            "num_key_value_heads": 16,
+            "tie_word_embeddings": True,
             "max_position_embeddings": 8192,
         },
+    ),
+    "VaultGemmaForCausalLM": Family(
+        **_GEMMA | {"norms": {"unit_offset": True}, "modules": _VAULT},
+        defaults=_GEMMA2,
+    ),
+    "Gemma2ForCausalLM": Family(
+        **_GEMMA,
+        defaults=_GEMMA2,
     ),
     "Gemma3ForCausalLM": Family(
         **_GEMMA,

@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from quire.models.families import gemma, gpt2, llama, phi, qwen
+from quire.models.families import exaone, gemma, gpt2, granite, llama, phi, plain, qwen
 from quire.models.families.family import Family
 
-FAMILIES: dict[str, Family] = llama.FAMILIES | qwen.FAMILIES | phi.FAMILIES | gemma.FAMILIES | gpt2.FAMILIES
+_GROUPS = (llama, qwen, phi, gemma, gpt2, granite, exaone, plain)
+FAMILIES: dict[str, Family] = {name: family for group in _GROUPS for name, family in group.FAMILIES.items()}
 HEADS: dict[str, Family] = llama.HEADS
 """Draft heads by their architectures; their layers are Llama's."""
 
