@@ -35,6 +35,7 @@ _OPS: dict[tuple[str | None, str | None], str] = {
     ("reference.linear", "triton.linear.grouped"): "pack_codebook codebook_linear codebook_linear_silu_and_mul",
     ("cpu.blocks", None): "pack_blocks block_linear block_linear_silu_and_mul block_embed",
     ("cpu.rowwise_attention", "triton.attention.qk_norm_rope"): "qk_norm_rope_and_cache qk_mean_squares",
+    ("cpu.output_gate", "triton.attention.output_gate"): "gate_heads",
     ("cpu.rowwise_attention", "triton.attention.slot_mapping"): "compute_slot_mapping",
     (None, "triton.attention.decode_split_kv"): "plan_kv_splits decode_attention",
     (None, "triton.attention.prefill"): "prefill_attention",

@@ -30,6 +30,7 @@ class ModuleNames:
         qkv: Queries, keys and values; one name: they are stored as one projection.
         out: The output projection of attention.
         query_norm, key_norm: The norms of queries and keys.
+        gate: The projection that gates attention's output.
         up: Gate and up; one name: they are stored as one projection, or the MLP has no gate.
         down: The output projection of the MLP.
         activation: What the names of an activation's parameters begin with.
@@ -49,6 +50,7 @@ class ModuleNames:
     out: str = "self_attn.o_proj"
     query_norm: str = "self_attn.q_norm"
     key_norm: str = "self_attn.k_norm"
+    gate: str = "self_attn.gate_proj"
     up: tuple[str, ...] = ("mlp.gate_proj", "mlp.up_proj")
     down: str = "mlp.down_proj"
     activation: str = "mlp.act_fn"

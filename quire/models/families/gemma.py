@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from quire.models.config_file import ConfigFile
 from quire.models.families.family import Family, ModuleNames
+from quire.models.layer_spec import QKNormSpec
 
 if TYPE_CHECKING:
     from quire.models.spec import ModelSpec
@@ -69,7 +70,7 @@ FAMILIES: dict[str, Family] = {
     ),
     "Gemma3ForCausalLM": Family(
         **_GEMMA,
-        mixer={"qk_norm": True},
+        mixer={"qk_norm": QKNormSpec()},
         local_rope=True,
         only={"attn_logit_softcapping": ()},
         defaults=_DEFAULTS

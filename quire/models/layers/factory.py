@@ -16,16 +16,18 @@ from quire.compute.attention.backend import AttentionLayer
 from quire.compute.collectives.collectives import Collectives, OneRank
 from quire.compute.collectives.delta import Delta
 from quire.compute.collectives.engine_group import EngineGroup
+from quire.compute.kernels.reference.attention_inputs import NormRopeForm
 from quire.compute.mesh import Mesh, Span
-from quire.models.layer_spec import NormSpec
+from quire.models.layer_spec import GateSpec, NormSpec, QKNormSpec
 from quire.models.layers.adapted import AdaptedExperts, AdaptedLinear, SeparatelyAdaptedExperts
-from quire.models.layers.attention import Attention, Heads
+from quire.models.layers.attention import Attention, Heads, OutputGate
 from quire.models.layers.divided import ExpertsOfEngines, GatheredLogits, SummedOverRanks, VocabularyEmbedding
 from quire.models.layers.embedding import ChangedLogits, Embedding, TiedHead
 from quire.models.layers.layer import Layer
 from quire.models.layers.linear import Linear, Projection
 from quire.models.layers.mlp import GATED, MLP, PLAIN, XIELU, Experts, MixtureOfExperts, Routing
 from quire.models.layers.norm import RMS, LayerNorm, RMSNorm
+from quire.models.layers.qk_norm import QKNorm
 from quire.models.lora.updates import LowRankUpdates
 from quire.models.quantization.dense import DenseEmbedding
 from quire.models.quantization.formats import Quantization
@@ -100,14 +102,25 @@ class LayerFactory:
         return LayerFactory(self.options, self._quantization, self._mesh, self._collectives)
 
     def qkv(
-        self, names: tuple[str, ...], heads: Heads, columns: int, bias: bool, transposed: bool = False
+        self,
+        names: tuple[str, ...],
+        heads: Heads,
+        columns: int,
+        bias: bool,
+        transposed: bool = False,
+        gate: GateSpec | None = None,
     ) -> Projection:
         """Build queries, keys and values as one product, whether stored one by one or as one projection.
 
-        If there are fewer KV heads than ranks, several ranks share one.
+        If there are fewer KV heads than ranks, several ranks share one. If attention has a gate, the last name is that
+        of its projection, whose outputs come last.
         """
         parts = (Outputs(heads.query, heads.width), Outputs(heads.kv, heads.width), Outputs(heads.kv, heads.width))
-        return self._column_parallel(names, _by_module(names, parts), columns, bias, transposed=transposed)
+        if gate is None:
+            return self._column_parallel(names, _by_module(names, parts), columns, bias, transposed=transposed)
+        gated = (Outputs(heads.query, 1 if gate.by_head else heads.width),)
+        modules = (*_by_module(names[:-1], parts), gated)
+        return self._column_parallel(names, modules, columns, bias, transposed=transposed)
 
     def column_parallel(
         self, names: tuple[str, ...], rows: tuple[int, ...], columns: int, bias: bool, transposed: bool = False
@@ -148,11 +161,12 @@ class LayerFactory:
         """
         return self.remember(RMSNorm(((name, 0),), width, kind, self.options, form))
 
-    def head_norm(self, names: tuple[str, str], heads: Heads, kind: RMS) -> RMSNorm:
-        """Build root mean square norms of queries and keys, head by head; `names` are theirs."""
-        own = self._own_heads(heads)
-        norms = tuple(zip(names, (own.query, own.kv), strict=True))
-        return self.remember(RMSNorm(norms, heads.width, kind, self.options))
+    def qk_norm(self, names: tuple[str, str], heads: Heads, spec: QKNormSpec, kind: RMS) -> QKNorm:
+        """Build the norms of queries and keys; `names` are theirs."""
+        numbers = heads.query, heads.kv
+        return self.remember(
+            QKNorm(names, numbers, heads.width, spec, kind, self.options, self._mesh, self._collectives)
+        )
 
     def embedding(self, name: str, count: int, width: int, scale: float | None = None) -> Embedding:
         """Build embeddings of tokens, whose vocabulary is divided over ranks."""
@@ -196,10 +210,23 @@ class LayerFactory:
         heads: Heads,
         qkv: Projection,
         out: Callable[[Tensor], Delta],
-        norm: RMSNorm | None = None,
+        norm: QKNorm | None = None,
+        form: NormRopeForm | None = None,
+        gate: GateSpec | None = None,
     ) -> Attention:
-        """Build a layer's attention between `qkv`, whose outputs lie side by side, and the output projection."""
-        return Attention(layer, self._own_heads(heads), qkv, out, norm)
+        """Build a layer's attention between `qkv`, whose outputs lie side by side, and the output projection.
+
+        Args:
+            layer: The layer.
+            heads: The numbers and width of heads.
+            qkv: The projection of queries, keys and values, and of the gate if there is one.
+            out: The output projection.
+            norm: The norms of queries and keys; None: they are not normed.
+            form: How queries and keys are normed and rotated; None: as in Llama.
+            gate: The gate of the output; None: there is no gate.
+        """
+        gated = None if gate is None else OutputGate(gate, self.options.device.type)
+        return Attention(layer, self._own_heads(heads), qkv, out, norm, form or NormRopeForm(), gated)
 
     def gated_mlp(self, gate_up: Projection, down: Callable[[Tensor], Delta], width: int, activation: str) -> MLP:
         """Build an MLP with a gate; `gate_up` returns gate and up, side by side."""

@@ -37,6 +37,7 @@ SIGNATURES: dict[str, tuple[type, ...]] = {
     "block_embed": (_P, _I, _P, _I, _I, _F, _P),
     "rms_norm": (_P, _P, _P, _N, _I, _F, _I, _I, _P),
     "layer_norm": (*[_P] * 4, _F, _I, _I, _P),
+    "gate_heads": (_P, _P, *[_I] * 4, _N, _N),
     "qk_mean_squares": (_P, *[_I] * 5, _P),
     "silu_and_mul": (_P, _I, _I, _P),
     "gelu_and_mul": (_P, _I, _I, _P),

@@ -109,6 +109,16 @@ def _qk_mean_squares(tokens: int, heads: int, kv_heads: int, d: int) -> KernelCa
     return KernelCase("qk_mean_squares", f"{tokens} × ({heads} + {kv_heads}) × {d}", make, moved * ITEM)
 
 
+def _gate_heads(tokens: int, heads: int, d: int, *, by_head: bool, activation: str) -> KernelCase:
+    def make(device: torch.device) -> Arguments:
+        each = 1 if by_head else d
+        return (normal(device, tokens, heads, d), normal(device, tokens, heads, each), activation), {}
+
+    moved = tokens * heads * (2 * d + (1 if by_head else d))
+    name = f"{tokens} × {heads} × {d}, {activation}{' by head' if by_head else ''}"
+    return KernelCase("gate_heads", name, make, moved * ITEM)
+
+
 # --- products -------------------------------------------------------------------------------------------------------
 
 
@@ -144,7 +154,15 @@ def _attention(rows: Sequence[int], heads: int, kv_heads: int, d: int) -> tuple[
         _qk_norm_rope_and_cache(tokens, heads, kv_heads, d, normed=normed)
         for normed in (False, True)
         for tokens in rows
-    ) + tuple(_qk_mean_squares(tokens, heads, kv_heads, d) for tokens in rows)
+    ) + tuple(
+        case
+        for tokens in rows
+        for case in (
+            _qk_mean_squares(tokens, heads, kv_heads, d),
+            _gate_heads(tokens, heads, d, by_head=False, activation="sigmoid"),
+            _gate_heads(tokens, heads, d, by_head=True, activation="softplus"),
+        )
+    )
 
 
 def _products(

@@ -248,6 +248,32 @@ void norm_rope_and_cache(const Projected<T, C>& s, const V* norm, const V* bias,
     });
 }
 
+inline float softplus(float x) { return x > 20.0f ? x : std::log1p(std::exp(x)); }
+
+// x · activate(gate), where a head has one gate, or each of its elements its own.
+template <class T>
+void gate_heads(T* x, const T* gate, int64_t stride, int64_t tokens, int64_t heads, int64_t d, bool shared, bool soft) {
+    parallel_rows(tokens, 4 * heads * d, [&](int64_t token) {
+        const T* gates = gate + token * stride;
+        for (int64_t head = 0; head < heads; ++head) {
+            T* own = x + (token * heads + head) * d;
+            for (int64_t c = 0; c < d; c += W) {
+                int n = int(std::min<int64_t>(W, d - c));
+                vf factor = shared ? all(load_one(gates + head)) : load(gates + head * d + c, n);
+                if (soft) {
+                    float some[W];
+                    store(some, factor);
+                    for (int i = 0; i < (shared ? 1 : n); ++i) some[i] = softplus(some[i]);
+                    factor = shared ? all(some[0]) : load(some, n);
+                } else {
+                    factor = div(all(1.0f), add(all(1.0f), exponential(sub(zero(), factor))));
+                }
+                store(own + c, mul(load(own + c, n), rounded(factor, own)), n);
+            }
+        }
+    });
+}
+
 // out = activate(gate) · up, where a row of x has all gates, then all that they gate; or out = activate(x).
 template <bool Gated, class T, class F>
 void activate_rows(const T* x, int64_t rows, int64_t width, T* out, const F& activate) {
@@ -285,6 +311,10 @@ using namespace quire;
                                                  int64_t keys, int64_t parts, float* out) {                            \
         qk_mean_squares(qkv, stride, tokens, queries, keys, parts, out);                                               \
     }                                                                                                                  \
+    extern "C" void quire_gate_heads_##name(T* x, const T* gate, int64_t stride, int64_t tokens, int64_t heads,         \
+                                            int64_t d, int32_t shared, int32_t soft) {                                 \
+        gate_heads(x, gate, stride, tokens, heads, d, shared, soft);                                                   \
+    }                                                                                                                  \
     extern "C" void quire_silu_and_mul_##name(const T* x, int64_t rows, int64_t width, T* out) {                       \
         activate_rows<true>(x, rows, width, out, [](vf v) { return silu(v); });                                        \
     }                                                                                                                  \
@@ -299,6 +329,7 @@ using namespace quire;
     }                                                                                                                  \
     QUIRE_ENTRY(rms_norm_##name)                                                                                       \
     QUIRE_ENTRY(layer_norm_##name)                                                                                     \
+    QUIRE_ENTRY(gate_heads_##name)                                                                                     \
     QUIRE_ENTRY(qk_mean_squares_##name)                                                                                \
     QUIRE_ENTRY(silu_and_mul_##name)                                                                                   \
     QUIRE_ENTRY(gelu_and_mul_##name)                                                                                   \
