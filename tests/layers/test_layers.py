@@ -6,7 +6,7 @@ import torch
 import torch.nn.functional as F
 
 from quire.foundation.clock import SystemClock
-from quire.models.layer_spec import QKNormSpec
+from quire.models.layer_spec import NormSpec, QKNormSpec
 from quire.models.layers.attention import Heads
 from quire.models.layers.factory import LayerFactory
 from quire.models.layers.layer import load_all_weights, weight_specs_of
@@ -52,8 +52,8 @@ def test_a_factory_lists_every_need_once_and_allocates_nothing() -> None:
     factory.row_parallel("attn.o_proj", 8, 24, False, transposed=True)
     factory.norm("norm", 8, RMS(1e-6))
     factory.qk_norm(("attn.q_norm", "attn.k_norm"), Heads(4, 2, 6), QKNormSpec(), RMS(1e-6))
-    factory.layer_norm("ln", 8, 1e-6)
-    factory.experts("moe", ExpertNames("w1", "w3", "w2"), Routing(2, 1, True), 8, 12)
+    factory.stream_norm("ln", 8, NormSpec("layer", 1e-6, bias=True))
+    factory.experts("moe.gate", "moe.experts", ExpertNames("w1", "w3", "w2"), Routing(2, 1, True), 8, 12)
     factory.head("head", embedding, 10, 8)
     factory.head("lm_head", None, 10, 8)
     assert weight_specs_of(factory.layers) == [

@@ -63,7 +63,6 @@ ROWS: dict[str, dict[str, Any]] = {
     | {"head_dim": 16, "layer_types": ["full_attention", "sliding_attention", "sliding_attention", "full_attention"]},
     "ArceeForCausalLM": {"mlp_bias": True},
     "ApertusForCausalLM": {"rope_parameters": LLAMA3_ROPE, "dtype": "float32"},
-    "OlmoForCausalLM": {},
     "NemotronForCausalLM": {"attention_bias": True, "mlp_bias": True},
     "Jais2ForCausalLM": {},
     "StableLmForCausalLM": {"use_parallel_residual": True, "use_qkv_bias": True},
@@ -74,5 +73,40 @@ ROWS: dict[str, dict[str, Any]] = {
     "VaultGemmaForCausalLM": _WINDOW
     | {"head_dim": 32, "query_pre_attn_scalar": 20, "attn_logit_softcapping": 3.0, "final_logit_softcapping": 5.0},
     "GPT2LMHeadModel": {"n_inner": 96},
+    "CohereForCausalLM": {"use_qk_norm": True, "logit_scale": 0.3},
+    "Cohere2ForCausalLM": _WINDOW | {"logit_scale": 0.3},
+    "GlmForCausalLM": {"head_dim": 24},
+    "Glm4ForCausalLM": {"head_dim": 16},
+    "OlmoForCausalLM": {"clip_qkv": 0.4},
+    "Olmo2ForCausalLM": {},
+    "Olmo3ForCausalLM": _WINDOW
+    | {
+        "rope_parameters": {
+            "full_attention": {
+                "rope_type": "yarn",
+                "factor": 8.0,
+                "rope_theta": 5e5,
+                "original_max_position_embeddings": 64,
+            },
+            "sliding_attention": {"rope_type": "default", "rope_theta": 5e5},
+        }
+    },
+    "Ernie4_5ForCausalLM": {"head_dim": 16, "use_bias": True},
+    "Ministral3ForCausalLM": {
+        "head_dim": 32,
+        "rope_parameters": {
+            "rope_type": "yarn",
+            "factor": 8.0,
+            "rope_theta": 1e4,
+            "original_max_position_embeddings": 16,
+            "llama_4_scaling_beta": 0.5,
+        },
+    },
+    "HunYuanDenseV1ForCausalLM": {
+        "head_dim": 20,
+        "rope_parameters": {"rope_type": "dynamic", "alpha": 100.0, "factor": 1.0, "rope_theta": 1e4},
+    },
+    "HeliumForCausalLM": {"head_dim": 16, "attention_bias": True},
+    "GPTJForCausalLM": {"rotary_dim": 8, "n_inner": 96},
 }
 """By `architectures` entry, what differs from SHAPE."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from quire.models.config_file import ConfigFile
 from quire.models.families.family import Family, ModuleNames
 from quire.models.kv_cache_groups import read_window
-from quire.models.layer_spec import LayerSpec, with_parts
+from quire.models.layer_spec import LayerSpec, QKNormSpec, with_parts
 
 
 def rotated_in_windows(fields: ConfigFile, layer: LayerSpec, number: int) -> LayerSpec:
@@ -18,7 +18,7 @@ FAMILIES: dict[str, Family] = {
     "Exaone4ForCausalLM": Family(
         modules=ModuleNames(norms=("post_attention_layernorm", "post_feedforward_layernorm")),
         windows="by type",
-        mixer={"qk_norm": True, "qkv_bias": False, "out_bias": False},
+        mixer={"qk_norm": QKNormSpec(), "qkv_bias": False, "out_bias": False},
         mlp={"bias": False},
         norms={"place": "behind"},
         defaults={"rms_norm_eps": 1e-5, "sliding_window": 4096, "sliding_window_pattern": 4, "num_key_value_heads": 32},

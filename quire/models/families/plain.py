@@ -7,7 +7,7 @@ from typing import Any
 from quire.models.config_file import ConfigFile
 from quire.models.families.family import Family, ModuleNames
 from quire.models.kv_cache_groups import read_window
-from quire.models.layer_spec import LayerSpec, with_parts
+from quire.models.layer_spec import LayerSpec, QKNormSpec, with_parts
 
 _NO_GATE = ModuleNames(up=("mlp.up_proj",))
 _PLAIN = ("relu2", "gelu", "gelu_new", "gelu_pytorch_tanh", "relu")
@@ -36,10 +36,6 @@ def _cwm(fields: ConfigFile, layer: LayerSpec, number: int) -> LayerSpec:
     if fields.get("layer_types") is not None:
         return layer
     return with_parts(layer, mixer={"window": read_window(fields) if number % 4 else None})
-
-
-def _olmo(fields: ConfigFile, layer: LayerSpec, number: int) -> LayerSpec:
-    return with_parts(layer, norms={"eps": 1e-5})
 
 
 def _stablelm(fields: ConfigFile, layer: LayerSpec, number: int) -> LayerSpec:
@@ -104,7 +100,7 @@ FAMILIES: dict[str, Family] = {
     "ApertusForCausalLM": Family(
         modules=ModuleNames(up=("mlp.up_proj",), norms=("attention_layernorm", "feedforward_layernorm")),
         activations=("xielu",),
-        mixer={"qk_norm": True},
+        mixer={"qk_norm": QKNormSpec()},
         mlp={"gated": False, "bias": False},
         defaults={
             "hidden_act": "xielu",
@@ -119,12 +115,6 @@ FAMILIES: dict[str, Family] = {
             },
             "max_position_embeddings": 65536,
         },
-    ),
-    "OlmoForCausalLM": Family(
-        only={"clip_qkv": ()},
-        norms={"kind": "layer", "weight": False},
-        mlp={"bias": False},
-        read_layer=_olmo,
     ),
     "NemotronForCausalLM": Family(
         names={"rms_norm_eps": "norm_eps"},
