@@ -13,8 +13,8 @@ from typing import Any
 
 from quire.errors import CheckpointError
 
-_NULLABLE = ("sliding_window", "attn_logit_softcapping", "final_logit_softcapping")
-"""Keys whose null is a value: no window, or no bound."""
+_NULLABLE = ("head_dim", "sliding_window", "attn_logit_softcapping", "final_logit_softcapping")
+"""Keys whose null is a value: no window, no bound, or heads that share the hidden width."""
 
 _OF_ALL = ("dtype", "torch_dtype", "quantization_config", "tie_word_embeddings", "eos_token_id", "bos_token_id")
 """Keys of the whole model that also apply to its text model."""

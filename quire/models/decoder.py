@@ -1,4 +1,4 @@
-"""The architecture of Llama and of all models that differ from it by flags only."""
+"""A decoder: embeddings of tokens, and maybe of positions; blocks; norm; and head."""
 
 from __future__ import annotations
 
@@ -7,32 +7,38 @@ from collections.abc import Iterator
 from torch import Tensor
 
 from quire.compute.attention.backend import AttentionBackend
-from quire.compute.collectives.delta import Delta, Stream
+from quire.compute.collectives.delta import Stream
+from quire.models.blocks import build_block
 from quire.models.layers.factory import LayerFactory
-from quire.models.layers.norm import RMS
-from quire.models.layers.rotary import Angles, Positions
-from quire.models.projections import build_attention, build_mlp
+from quire.models.layers.rotary import Positions
 from quire.models.rope import Rotaries
 from quire.models.spec import ModelSpec
 
 
 class Decoder:
-    """Embedding, blocks, final norm and head."""
+    """Every architecture whose layers are attention and an MLP or experts."""
 
     def __init__(self, spec: ModelSpec, build: LayerFactory) -> None:
-        modules = spec.family.modules
+        modules, last = spec.family.modules, build.at(last=True)
         self._embed = build.at(first=True, last=spec.tie_embeddings).embedding(
-            modules.embedding, spec.vocab_size, spec.hidden
+            modules.embedding, spec.vocab_size, spec.hidden, spec.embedding_scale
         )
+        self._positions = None
+        if spec.learned_positions:
+            count = spec.max_model_len + spec.position_offset
+            self._positions = build.at(first=True).positions(
+                modules.positions, count, spec.hidden, spec.position_offset
+            )
         own = build.own_layers(len(spec.layers))
         self._rotaries = Rotaries(spec.layers[own.start : own.stop], build.options)
-        self._blocks = [Block(spec, build, layer) for layer in own]
-        self._norm = build.at(last=True).norm(modules.norm, spec.hidden, RMS(spec.norm.eps))
+        self._blocks = [build_block(spec, build, layer) for layer in own]
+        self._norm = last.stream_norm(modules.norm, spec.hidden, spec.norm)
         tied = self._embed if spec.tie_embeddings else None
-        self._head = build.at(last=True).head(modules.head, tied, spec.vocab_size, spec.hidden)
+        head = last.head(modules.head, tied, spec.vocab_size, spec.hidden, spec.head_bias)
+        self._logits = last.changed_logits(head, spec.logit_scale, spec.logit_cap)
 
     def embed(self, tokens: Tensor, positions: Positions) -> Stream:
-        return Stream(self._embed(tokens), None)
+        return Stream(self._embed(tokens), None if self._positions is None else self._positions(positions.own))
 
     def blocks(self, stream: Stream, positions: Positions, attention: AttentionBackend) -> Iterator[Stream]:
         x, delta = stream
@@ -44,24 +50,4 @@ class Decoder:
         return self._norm(*stream)
 
     def logits(self, hidden: Tensor) -> Tensor:
-        return self._head(hidden)
-
-
-class Block:
-    """x += attention(norm(x)); x += mlp(norm(x)).
-
-    The next norm adds each sum, so that adding and norming take one pass; `delta` is the sum that is not added yet.
-    """
-
-    def __init__(self, spec: ModelSpec, build: LayerFactory, layer: int) -> None:
-        norm = RMS(spec.layers[layer].norms.eps)
-        before_attention, before_mlp = (f"{spec.layer_name(layer)}.{name}" for name in spec.family.modules.norms)
-        self._attention = build_attention(spec, build, layer)
-        self._attention_norm = build.norm(before_attention, spec.hidden, norm, self._attention.row_form)
-        self._mlp = build_mlp(spec, build, layer)
-        self._mlp_norm = build.norm(before_mlp, spec.hidden, norm, self._mlp.row_form)
-
-    def __call__(self, x: Tensor, delta: Delta | None, angles: Angles | None, attention: AttentionBackend) -> Delta:
-        """Add `delta` to x [tokens, hidden] in place, and return the next delta, which is not added yet."""
-        delta = self._attention(self._attention_norm.rows(x, delta), angles, attention)
-        return self._mlp(self._mlp_norm.rows(x, delta))
+        return self._logits(hidden)

@@ -26,6 +26,53 @@ class Weights(NamedTuple):
 
 
 @dataclass(frozen=True)
+class QKNormSpec:
+    """The norms of queries and keys, with the epsilon of the layer's other norms.
+
+    Attributes:
+        kind: `rms` for a root mean square norm, or `layer` for a layer norm.
+        whole: Whether all heads of queries, and all of keys, are normed together; otherwise, each by itself.
+        weights: Whether all heads share the weights of one, or each head has its own, which may be stored in one tensor
+            or in a module for each head (`by module`), or there are none.
+        bias: Whether a layer norm has biases.
+        behind_rope: Whether the rotation comes before the norm.
+    """
+
+    kind: Literal["rms", "layer"] = "rms"
+    whole: bool = False
+    weights: Literal["shared", "by head", "by module", "none"] = "shared"
+    bias: bool = False
+    behind_rope: bool = False
+
+    def number(self, heads: int, head_dim: int) -> int:
+        """Return the number of weights and biases of `heads` heads."""
+        own = {"shared": 1, "none": 0}.get(self.weights, heads) * head_dim
+        return own * (2 if self.bias else 1)
+
+
+@dataclass(frozen=True)
+class GateSpec:
+    """A gate of attention's output: σ or softplus of a projection of attention's input.
+
+    Attributes:
+        activation: What the projection's outputs go through.
+        by_head: Whether one number gates a head; otherwise, each of its elements has its own.
+    """
+
+    activation: Literal["sigmoid", "softplus"]
+    by_head: bool = False
+
+
+@dataclass(frozen=True)
+class QueryScaleSpec:
+    """A factor of queries that grows with their positions: 1 + growth · ln(1 + ⌊(position + first) / length⌋)."""
+
+    growth: float
+    length: int
+    first: int = 0
+
+
+@dataclass(frozen=True)
 class AttentionSpec:
     """Attention over a KV cache.
 
@@ -38,8 +85,11 @@ class AttentionSpec:
         scale: Factor of the products of queries and keys.
         cap: Bound c of scores, c · tanh(x / c); None: no bound.
         rope: How positions rotate queries and keys; None: they do not.
-        qk_norm: Whether queries and keys are normed, head by head.
+        qk_norm: The norms of queries and keys; None: they are not normed.
         qkv_bias, out_bias: Whether the projections have biases.
+        clip: The bound of the magnitudes of queries, keys and values; None: no bound.
+        gate: The gate of the output; None: there is no gate.
+        query_scale: The factor of queries by their positions; None: no factor.
     """
 
     inputs: int
@@ -51,9 +101,12 @@ class AttentionSpec:
     scale: float = 1.0
     cap: float | None = None
     rope: RopeSpec | None = None
-    qk_norm: bool = False
+    qk_norm: QKNormSpec | None = None
     qkv_bias: bool = False
     out_bias: bool = False
+    clip: float | None = None
+    gate: GateSpec | None = None
+    query_scale: QueryScaleSpec | None = None
 
     @property
     def query_width(self) -> int:
@@ -65,10 +118,17 @@ class AttentionSpec:
         """Width of the keys of all KV heads; values are as wide."""
         return self.kv_heads * self.head_dim
 
+    @property
+    def gate_width(self) -> int:
+        """Width of the gate's projection; 0: there is no gate."""
+        return 0 if self.gate is None else self.heads if self.gate.by_head else self.query_width
+
     def weights(self) -> Weights:
-        qkv = self.query_width + 2 * self.kv_width
-        biases = self.qkv_bias * qkv + self.out_bias * self.outputs
-        return Weights(self.inputs * qkv + self.query_width * self.outputs, biases + self.qk_norm * 2 * self.head_dim)
+        qkv, norm = self.query_width + 2 * self.kv_width, self.qk_norm
+        other = self.qkv_bias * qkv + self.out_bias * self.outputs
+        if norm is not None:
+            other += norm.number(self.heads, self.head_dim) + norm.number(self.kv_heads, self.head_dim)
+        return Weights(self.inputs * (qkv + self.gate_width) + self.query_width * self.outputs, other)
 
     @property
     def cached_elements(self) -> int:
@@ -109,7 +169,8 @@ class MlpSpec:
 
     def weights(self) -> Weights:
         up = (2 if self.gated else 1) * self.width
-        return Weights(self.hidden * (up + self.width), self.bias * (up + self.hidden))
+        parameters = 4 if self.activation == "xielu" else 0
+        return Weights(self.hidden * (up + self.width), self.bias * (up + self.hidden) + parameters)
 
     def divides(self, size: int) -> bool:
         """Whether the width can be divided over `size` ranks."""
@@ -170,20 +231,26 @@ class NormSpec:
     """The norms of the residual stream in one layer.
 
     Attributes:
-        kind: `rms` for a root mean square norm, or `layer` for a layer norm, which has a bias.
+        kind: `rms` for a root mean square norm, or `layer` for a layer norm.
         eps: Added to the mean square or the variance.
         unit_offset: Whether weights are stored minus one.
+        weight, bias: Whether the norms have weights and biases; a bias is only a layer norm's.
         number: Number of norms.
+        place: Where they stand: before attention and MLP, behind each, around each, or before both, which run in
+            parallel.
     """
 
     kind: Literal["rms", "layer"]
     eps: float
     unit_offset: bool = False
     number: int = 1
+    weight: bool = True
+    bias: bool = False
+    place: Literal["before", "behind", "around", "parallel"] = "before"
 
     def weights(self, hidden: int) -> Weights:
         """Number of weights if the stream is `hidden` wide."""
-        return Weights(0, self.number * hidden * (2 if self.kind == "layer" else 1))
+        return Weights(0, self.number * hidden * (self.weight + self.bias))
 
 
 @dataclass(frozen=True)
@@ -215,5 +282,5 @@ class LayerSpec:
 
 
 def with_parts(layer: LayerSpec, **parts: Mapping[str, Any]) -> LayerSpec:
-    """Return the layer with other properties in some parts: `with_parts(layer, mixer={"qk_norm": True})`."""
+    """Return the layer with other properties in some parts: `with_parts(layer, mixer={"qkv_bias": True})`."""
     return replace(layer, **{part: replace(getattr(layer, part), **values) for part, values in parts.items()})

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from quire.compute.attention.backend import AttentionLayer
-from quire.compute.kernels.reference.attention_inputs import Scores
-from quire.models.layer_spec import MixtureSpec
+from quire.compute.kernels.reference.attention_inputs import NormRopeForm, Scores
+from quire.models.layer_spec import AttentionSpec, MixtureSpec, QKNormSpec
 from quire.models.layers.attention import Attention, Heads
 from quire.models.layers.factory import LayerFactory, Outputs
 from quire.models.layers.mlp import MLP, MixtureOfExperts, Routing
@@ -18,17 +18,27 @@ def build_attention(spec: ModelSpec, build: LayerFactory, layer: int) -> Attenti
     projection.
     """
     own, modules, name = spec.layers[layer].mixer, spec.family.modules, spec.layer_name(layer)
-    heads = Heads(own.heads, own.kv_heads, own.head_dim)
-    kind = RMS(spec.layers[layer].norms.eps, spec.layers[layer].norms.unit_offset)
+    heads, norms = Heads(own.heads, own.kv_heads, own.head_dim), spec.layers[layer].norms
+    names = _within(name, modules.qkv if own.gate is None else (*modules.qkv, modules.gate))
     norm_names = f"{name}.{modules.query_norm}", f"{name}.{modules.key_norm}"
+    kind = RMS(norms.eps, norms.unit_offset)
     inner = Outputs(heads.query, heads.width)
     return build.attention(
         attention_layer(spec, build, layer),
         heads,
-        build.qkv(_within(name, modules.qkv), heads, own.inputs, own.qkv_bias, modules.transposed),
+        build.qkv(names, heads, own.inputs, own.qkv_bias, modules.transposed, own.gate),
         build.row_parallel(f"{name}.{modules.out}", spec.hidden, inner, own.out_bias, modules.transposed),
-        build.head_norm(norm_names, heads, kind) if own.qk_norm else None,
+        None if own.qk_norm is None else build.qk_norm(norm_names, heads, own.qk_norm, kind),
+        norm_rope_form(own),
+        own.gate,
     )
+
+
+def norm_rope_form(own: AttentionSpec) -> NormRopeForm:
+    """Return how queries and keys are normed and rotated."""
+    norm = own.qk_norm or QKNormSpec()
+    interleaved = own.rope is not None and own.rope.interleaved
+    return NormRopeForm(interleaved, norm.kind == "layer", norm.behind_rope, own.clip)
 
 
 def attention_layer(spec: ModelSpec, build: LayerFactory, layer: int) -> AttentionLayer:
@@ -52,7 +62,14 @@ def build_mlp(spec: ModelSpec, build: LayerFactory, layer: int) -> MLP | Mixture
     else:
         up = build.column_parallel(names, (mlp.width,), mlp.hidden, mlp.bias, transposed)
     down = build.row_parallel(f"{name}.{modules.down}", mlp.hidden, mlp.width, mlp.bias, transposed)
-    return (build.gated_mlp if mlp.gated else build.plain_mlp)(up, down, mlp.width, mlp.activation)
+    if mlp.gated:
+        return build.gated_mlp(up, down, mlp.width, mlp.activation)
+    return build.plain_mlp(f"{name}.{modules.activation}", up, down, mlp.width, mlp.activation)
+
+
+def norm_names(spec: ModelSpec, layer: int) -> tuple[str, ...]:
+    """Return the names of the norms of the stream in layer number `layer`, in the order of their use."""
+    return _within(spec.layer_name(layer), spec.family.modules.norms)
 
 
 def _within(layer: str, names: tuple[str, ...]) -> tuple[str, ...]:

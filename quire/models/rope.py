@@ -10,7 +10,7 @@ from torch import Tensor
 
 from quire.compute.kernels.dispatch import kernel
 from quire.compute.kernels.reference import rotary as reference
-from quire.models.layer_spec import LayerSpec
+from quire.models.layer_spec import LayerSpec, QueryScaleSpec
 from quire.models.layers.rotary import Angles, Positions, Rotary
 from quire.models.rope_spec import (
     DynamicScaling,
@@ -33,15 +33,36 @@ class Rotaries:
     """
 
     def __init__(self, layers: Sequence[LayerSpec], options: TensorOptions) -> None:
-        own = dict.fromkeys(layer.mixer.rope for layer in layers)
-        width = layers[0].mixer.head_dim
-        self._rotaries = [None if rope is None else build_rotary(rope, width, options) for rope in own]
-        self._of_layer = [list(own).index(layer.mixer.rope) for layer in layers]
+        mixers = [layer.mixer for layer in layers]
+        own = list(dict.fromkeys((mixer.rope, mixer.query_scale) for mixer in mixers))
+        ropes, scales = dict.fromkeys(rope for rope, _ in own), dict.fromkeys(scale for _, scale in own)
+        width = mixers[0].head_dim
+        self._rotaries = {rope: build_rotary(rope, width, options) for rope in ropes if rope is not None}
+        self._scales = [scale for scale in scales if scale is not None]
+        self._query_scales = kernel("query_scales", options.device.type)
+        self._own = own
+        self._of_layer = [own.index((mixer.rope, mixer.query_scale)) for mixer in mixers]
 
     def __call__(self, positions: Positions) -> list[Angles | None]:
         """Return the angles for each layer; None for a layer that rotates nothing."""
-        angles = [None if rotary is None else rotary(positions) for rotary in self._rotaries]
+        rotated = {rope: rotary(positions) for rope, rotary in self._rotaries.items()}
+        if not self._scales:
+            plain = [None if rope is None else rotated[rope] for rope, _ in self._own]
+            return [plain[number] for number in self._of_layer]
+        scaled = {scale: self._scaled(scale, positions.own) for scale in self._scales}
+        angles = [_joined(rotated.get(rope), scaled.get(scale)) for rope, scale in self._own]
         return [angles[number] for number in self._of_layer]
+
+    def _scaled(self, scale: QueryScaleSpec, positions: Tensor) -> Tensor:
+        out = torch.empty(len(positions), dtype=torch.float32, device=positions.device)
+        self._query_scales(positions, scale.growth, scale.length, scale.first, out)
+        return out
+
+
+def _joined(angles: Angles | None, query_scale: Tensor | None) -> Angles | None:
+    if query_scale is None:
+        return angles
+    return Angles(None, None, query_scale) if angles is None else Angles(angles.cos, angles.sin, query_scale)
 
 
 def build_rotary(rope: RopeSpec, head_dim: int, options: TensorOptions) -> Rotary:

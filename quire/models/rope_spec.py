@@ -81,11 +81,15 @@ Scaling = LinearScaling | DynamicScaling | YarnScaling | Llama3Scaling | LongSca
 
 @dataclass(frozen=True)
 class RopeSpec:
-    """Rotary position embedding: frequencies theta^(-2i/d), then scaled, for the first `share` of each head's width."""
+    """Rotary position embedding: frequencies theta^(-2i/d), then scaled, for the first `share` of each head's width.
+
+    Pairs (2i, 2i + 1) are rotated if they are `interleaved`; otherwise, element i of the first half and of the second.
+    """
 
     theta: float = 10000.0
     scaling: Scaling | None = None
     share: float = 1.0
+    interleaved: bool = False
 
     def width(self, head_dim: int) -> int:
         """Return how many of a head's dimensions are rotated."""
@@ -145,7 +149,7 @@ def _read(
 ) -> RopeSpec:
     theta = fields.positive("rope_theta", values.get("rope_theta", theta))
     kind = values.get("rope_type", values.get("type", "default"))
-    if family.partial_rotary and kind in ("su", "yarn"):  # what the first Phi-3 files called it
+    if kind in ("su", "yarn") and "long_factor" in values:  # what the first Phi-3 files called it
         kind = "longrope"
     if kind not in ROPE_TYPES:
         raise fields.wrong(key, f"has type {kind!r}, which is not supported: served are {', '.join(ROPE_TYPES)}")

@@ -42,6 +42,10 @@ class ModelSpec:
         layers: All layers, in order.
         norm: The norm after the last layer.
         learned_positions: Whether positions are embeddings that are added to the tokens'.
+        position_offset: The number of the first position's embedding.
+        embedding_scale: The factor of the tokens' embeddings; None: 1.
+        logit_scale: The factor of logits; None: 1.
+        head_bias: Whether the head has a bias.
         tie_embeddings: Whether the head's weight is the embedding's.
         dtype: config.json's name of the checkpoint's dtype.
         max_model_len: Longest sequence that the model was made for, in tokens.
@@ -78,6 +82,10 @@ class ModelSpec:
     groups: tuple[KVCacheGroup, ...] | None = None
     head: HeadSpec | None = None
     untied: bool = False
+    position_offset: int = 0
+    embedding_scale: float | None = None
+    logit_scale: float | None = None
+    head_bias: bool = False
 
     @property
     def attention(self) -> AttentionSpec:
@@ -114,7 +122,8 @@ class ModelSpec:
         """Number of weights; a tied embedding counts once."""
         h, head = self.hidden, self.head
         tables = (1 if self.tie_embeddings else 2) if self.tables is None else self.tables
-        around = -(-self.vocab_size // self.tp) * h * tables + self.learned_positions * self.max_model_len * h
+        around = -(-self.vocab_size // self.tp) * (h * tables + self.head_bias)
+        around += self.learned_positions * (self.max_model_len + self.position_offset) * h
         if head is not None:
             around = self.vocab_size * h * head.own_embedding + head.vocab_size * h
             around += len(head.sources_of(0)) * head.target_hidden * h

@@ -98,8 +98,8 @@ def cpu_activation_bytes(
 def _cpu_layer_bytes(layer: LayerSpec, width: int, limits: StepLimits, own_kernels: bool) -> int:
     """Bytes of the buffers of a layer's attention, or of its MLP beside what the allocator keeps of attention's."""
     own, tokens = layer.mixer, limits.tokens
-    changed = (own.query_width + own.kv_width) * (1 + own.qk_norm)  # normed, then rotated
-    projected = own.query_width + 2 * own.kv_width
+    changed = (own.query_width + own.kv_width) * (1 if own.qk_norm is None else 2)  # normed, then rotated
+    projected = own.query_width + 2 * own.kv_width + own.gate_width
     attention = [tokens * each * width for each in (projected, changed, own.query_width, own.query_width)]
     if not own_kernels:
         attention += torch_attention_buffers(own, width, limits)
@@ -173,7 +173,7 @@ def _gpu_layer_elements(layer: LayerSpec) -> int:
     """Elements that a token takes in a layer's attention, or in its MLP, whichever takes more."""
     own, mlp = layer.mixer, layer.mlp
     wide = 3 * mlp.width if isinstance(mlp, MlpSpec) else mlp.chosen * (3 * mlp.width + mlp.hidden)
-    return max(3 * own.query_width + 2 * own.kv_width, wide)
+    return max(3 * own.query_width + 2 * own.kv_width + own.gate_width, wide)
 
 
 def adapter_bytes(config: Config, spec: ModelSpec) -> int:
@@ -197,7 +197,11 @@ def _elements(spec: ModelSpec, rank: int) -> int:
 def _adapted_widths(layer: LayerSpec) -> tuple[int, int]:
     """Inputs and outputs of all projections of a layer together, and the outputs alone."""
     own, mlp = layer.mixer, layer.mlp
-    outputs, inputs = own.query_width + 2 * own.kv_width + own.outputs, 3 * own.outputs + own.query_width
+    outputs, inputs = (
+        own.query_width + 2 * own.kv_width + own.gate_width + own.outputs,
+        3 * own.outputs + own.query_width,
+    )
+    inputs += 0 if own.gate is None else own.outputs
     number = 1 if isinstance(mlp, MlpSpec) else mlp.own
     outputs += number * (2 * mlp.width + mlp.hidden)
     inputs += number * (2 * mlp.hidden + mlp.width)

@@ -6,6 +6,7 @@ import torch
 import torch.nn.functional as F
 
 from quire.foundation.clock import SystemClock
+from quire.models.layer_spec import NormSpec, QKNormSpec
 from quire.models.layers.attention import Heads
 from quire.models.layers.factory import LayerFactory
 from quire.models.layers.layer import load_all_weights, weight_specs_of
@@ -50,9 +51,9 @@ def test_a_factory_lists_every_need_once_and_allocates_nothing() -> None:
     factory.column_parallel(("attn.q_proj", "attn.k_proj"), (24, 12), 8, True)
     factory.row_parallel("attn.o_proj", 8, 24, False, transposed=True)
     factory.norm("norm", 8, RMS(1e-6))
-    factory.head_norm("attn", Heads(4, 2, 6), RMS(1e-6))
-    factory.layer_norm("ln", 8, 1e-6)
-    factory.experts("moe", ExpertNames("w1", "w3", "w2"), Routing(2, 1, True), 8, 12)
+    factory.qk_norm(("attn.q_norm", "attn.k_norm"), Heads(4, 2, 6), QKNormSpec(), RMS(1e-6))
+    factory.stream_norm("ln", 8, NormSpec("layer", 1e-6, bias=True))
+    factory.experts("moe.gate", "moe.experts", ExpertNames("w1", "w3", "w2"), Routing(2, 1, True), 8, 12)
     factory.head("head", embedding, 10, 8)
     factory.head("lm_head", None, 10, 8)
     assert weight_specs_of(factory.layers) == [
@@ -85,12 +86,11 @@ def test_a_transposed_weight_is_turned_round() -> None:
 @torch.inference_mode()
 def test_norms_of_heads_each_have_their_weight() -> None:
     factory = LayerFactory(PLACE)
-    norm = factory.head_norm("attn", Heads(2, 1, 6), RMS(1e-6, unit_offset=True))
+    names = ("attn.q_norm", "attn.k_norm")
+    norm = factory.qk_norm(names, Heads(2, 1, 6), QKNormSpec(), RMS(1e-6, unit_offset=True))
     checkpoint = load(factory)
-    x = torch.randn(5, 3, 6)
-    scaled = x / (x.square().mean(-1, keepdim=True) + 1e-6).sqrt()
     q, k = (1 + read(checkpoint, f"attn.{n}_norm.weight") for n in "qk")
-    torch.testing.assert_close(norm(x), torch.cat((scaled[:, :2] * q, scaled[:, 2:] * k), 1))
+    torch.testing.assert_close(norm.weight, torch.stack((q, q, k)))
 
 
 @torch.inference_mode()

@@ -66,4 +66,6 @@ DIVISIBLE: dict[str, dict[str, Any]] = {
         "num_attention_heads": 8,
         "tie_word_embeddings": False,
     },
+    "olmo2": _SHAPE | {"architecture": "Olmo2ForCausalLM", "head_dim": 8},
+    "cohere": _SHAPE | {"architecture": "CohereForCausalLM", "head_dim": 8, "use_qk_norm": True, "logit_scale": 0.3},
 }

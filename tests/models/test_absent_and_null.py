@@ -17,6 +17,7 @@ from quire.models.quantization.parsers import read_quantization
 from quire.models.spec import read_spec
 from quire.text.generation_config import eos_ids
 from tests.checkpoints import TINY
+from tests.models_sweep.rows import SHAPE
 
 SIZES = (
     "hidden_size",
@@ -44,7 +45,8 @@ def test_every_key_of_config_json_means_what_it_means_to_transformers(
     import transformers
     from transformers import AutoConfig
 
-    described = getattr(transformers, architecture).config_class(**TINY).to_dict() | {"architectures": [architecture]}
+    described = getattr(transformers, architecture).config_class(**TINY | SHAPE).to_dict()
+    described |= {"architectures": [architecture]}
     names = {FAMILIES[architecture].names.get(size, size) for size in SIZES}
     compared = 0
     for key in described.keys() - names - set(TOKENS) - {"architectures", "model_type", "dtype"}:

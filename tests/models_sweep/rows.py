@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from tests.checkpoints import LLAMA3_ROPE
+
 SHAPE: dict[str, Any] = {
     "num_attention_heads": 4,
     "num_key_value_heads": 2,
@@ -42,6 +44,69 @@ ROWS: dict[str, dict[str, Any]] = {
         "query_pre_attn_scalar": 20,
         "layer_types": ["sliding_attention", "sliding_attention", "full_attention", "sliding_attention"],
     },
+    "GraniteForCausalLM": {
+        "embedding_multiplier": 3.0,
+        "residual_multiplier": 0.4,
+        "attention_multiplier": 0.15,
+        "logits_scaling": 2.0,
+    },
+    "HyperCLOVAXForCausalLM": {
+        "embedding_multiplier": 3.0,
+        "residual_multiplier": 0.4,
+        "attention_multiplier": 0.15,
+        "logits_scaling": 0.5,
+    },
+    "SmolLM3ForCausalLM": {"num_hidden_layers": 4},
+    "SeedOssForCausalLM": {"head_dim": 16, "attention_out_bias": True},
+    "CwmForCausalLM": _WINDOW | {"num_hidden_layers": 5, "head_dim": 16, "rope_parameters": LLAMA3_ROPE},
+    "MinistralForCausalLM": _WINDOW
+    | {"head_dim": 16, "layer_types": ["full_attention", "sliding_attention", "sliding_attention", "full_attention"]},
+    "ArceeForCausalLM": {"mlp_bias": True},
+    "ApertusForCausalLM": {"rope_parameters": LLAMA3_ROPE, "dtype": "float32"},
+    "NemotronForCausalLM": {"attention_bias": True, "mlp_bias": True},
+    "Jais2ForCausalLM": {},
+    "StableLmForCausalLM": {"use_parallel_residual": True, "use_qkv_bias": True},
+    "Starcoder2ForCausalLM": {"sliding_window": 45},
+    "Exaone4ForCausalLM": _WINDOW | {"sliding_window_pattern": 4},
+    "PhiForCausalLM": {},
+    "GemmaForCausalLM": {"head_dim": 32},
+    "VaultGemmaForCausalLM": _WINDOW
+    | {"head_dim": 32, "query_pre_attn_scalar": 20, "attn_logit_softcapping": 3.0, "final_logit_softcapping": 5.0},
     "GPT2LMHeadModel": {"n_inner": 96},
+    "CohereForCausalLM": {"use_qk_norm": True, "logit_scale": 0.3},
+    "Cohere2ForCausalLM": _WINDOW | {"logit_scale": 0.3},
+    "GlmForCausalLM": {"head_dim": 24},
+    "Glm4ForCausalLM": {"head_dim": 16},
+    "OlmoForCausalLM": {"clip_qkv": 0.4},
+    "Olmo2ForCausalLM": {},
+    "Olmo3ForCausalLM": _WINDOW
+    | {
+        "rope_parameters": {
+            "full_attention": {
+                "rope_type": "yarn",
+                "factor": 8.0,
+                "rope_theta": 5e5,
+                "original_max_position_embeddings": 64,
+            },
+            "sliding_attention": {"rope_type": "default", "rope_theta": 5e5},
+        }
+    },
+    "Ernie4_5ForCausalLM": {"head_dim": 16, "use_bias": True},
+    "Ministral3ForCausalLM": {
+        "head_dim": 32,
+        "rope_parameters": {
+            "rope_type": "yarn",
+            "factor": 8.0,
+            "rope_theta": 1e4,
+            "original_max_position_embeddings": 16,
+            "llama_4_scaling_beta": 0.5,
+        },
+    },
+    "HunYuanDenseV1ForCausalLM": {
+        "head_dim": 20,
+        "rope_parameters": {"rope_type": "dynamic", "alpha": 100.0, "factor": 1.0, "rope_theta": 1e4},
+    },
+    "HeliumForCausalLM": {"head_dim": 16, "attention_bias": True},
+    "GPTJForCausalLM": {"rotary_dim": 8, "n_inner": 96},
 }
 """By `architectures` entry, what differs from SHAPE."""

@@ -180,4 +180,42 @@ CASES: dict[str, dict[str, Any]] = {
             "long_factor": [1.0 + 2.0 * i for i in range(6)],
         },
     },
+    "glm, interleaved pairs in a part of each head": {
+        "architecture": "GlmForCausalLM",
+        "head_dim": 24,
+        "attention_bias": True,
+        "generation": 4,
+    },
+    "cohere, layer norms of heads": {
+        "architecture": "CohereForCausalLM",
+        "use_qk_norm": True,
+        "logit_scale": 0.3,
+    },
+    "cohere2, no rotation beside windows": {
+        "architecture": "Cohere2ForCausalLM",
+        "sliding_window": 13,
+        "num_hidden_layers": 4,
+    },
+    "olmo, clipped queries, keys and values": {"architecture": "OlmoForCausalLM", "clip_qkv": 0.4},
+    "olmo2, norms of whole queries and keys": {"architecture": "Olmo2ForCausalLM", "num_key_value_heads": 1},
+    "hunyuan, norms behind the rotation": {
+        "architecture": "HunYuanDenseV1ForCausalLM",
+        "head_dim": 20,
+        "rope_parameters": {"rope_type": "dynamic", "alpha": 100.0, "factor": 1.0, "rope_theta": 1e4},
+    },
+    "ministral3, queries scaled by their positions": {
+        "architecture": "Ministral3ForCausalLM",
+        "head_dim": 32,
+        "rope_parameters": {
+            "rope_type": "yarn",
+            "factor": 8.0,
+            "rope_theta": 1e4,
+            "original_max_position_embeddings": 16,
+            "beta_fast": 32.0,
+            "beta_slow": 1.0,
+            "mscale": 1.0,
+            "mscale_all_dim": 1.0,
+            "llama_4_scaling_beta": 0.5,
+        },
+    },
 }

@@ -42,6 +42,10 @@ class PartialSum:
         self._collectives = collectives
         self._is_made = False
 
+    def plus(self, other: PartialSum) -> PartialSum:
+        """Return the sum over ranks of both, in place of this one's summand; neither has been read."""
+        return PartialSum(self._own.add_(other._own), self._collectives)
+
     def total(self) -> Tensor:
         """Make the sum, once, in place of the summand, and return it."""
         if not self._is_made:
@@ -54,6 +58,13 @@ class PartialSum:
         if summing is None or self._is_made:
             return norms, self.total()
         return summing, self._own
+
+
+def sum_of(first: Delta, second: Delta) -> Delta:
+    """Return the sum of two deltas, in place of the first; sums over ranks stay one that is not made yet."""
+    if isinstance(first, PartialSum) and isinstance(second, PartialSum):
+        return first.plus(second)
+    return total_of(first).add_(total_of(second))
 
 
 class Stream(NamedTuple):

@@ -30,8 +30,10 @@ class ModuleNames:
         qkv: Queries, keys and values; one name: they are stored as one projection.
         out: The output projection of attention.
         query_norm, key_norm: The norms of queries and keys.
+        gate: The projection that gates attention's output.
         up: Gate and up; one name: they are stored as one projection, or the MLP has no gate.
         down: The output projection of the MLP.
+        activation: What the names of an activation's parameters begin with.
         router: The projection that chooses experts.
         experts: What the experts' names begin with, before their numbers.
         expert: Gate, up and down of one expert.
@@ -48,8 +50,10 @@ class ModuleNames:
     out: str = "self_attn.o_proj"
     query_norm: str = "self_attn.q_norm"
     key_norm: str = "self_attn.k_norm"
+    gate: str = "self_attn.gate_proj"
     up: tuple[str, ...] = ("mlp.gate_proj", "mlp.up_proj")
     down: str = "mlp.down_proj"
+    activation: str = "mlp.act_fn"
     router: str = "mlp.gate"
     experts: str = "mlp.experts"
     expert: tuple[str, str, str] = ("gate_proj", "up_proj", "down_proj")

@@ -15,7 +15,6 @@ def _scale(fields: ConfigFile, layer: LayerSpec, number: int) -> LayerSpec:
 
 FAMILIES: dict[str, Family] = {
     "GPT2LMHeadModel": Family(
-        decoder="quire.models.gpt2:GPT2",
         modules=ModuleNames(
             embedding="transformer.wte",
             positions="transformer.wpe",
@@ -51,7 +50,7 @@ FAMILIES: dict[str, Family] = {
         activations=("gelu_new", "gelu_pytorch_tanh"),
         mixer={"rope": None, "qkv_bias": True, "out_bias": True},
         mlp={"gated": False, "bias": True},
-        norms={"kind": "layer"},
+        norms={"kind": "layer", "bias": True},
         read_layer=_scale,
     ),
 }

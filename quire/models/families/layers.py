@@ -34,6 +34,12 @@ def read_layers(fields: ConfigFile, family: Family) -> tuple[LayerSpec, ...]:
     return layers
 
 
+def interleaved(fields: ConfigFile, layer: LayerSpec, number: int) -> LayerSpec:
+    """Return the layer with a rotation of interleaved pairs, if it has a rotation."""
+    rope = layer.mixer.rope
+    return layer if rope is None else with_parts(layer, mixer={"rope": replace(rope, interleaved=True)})
+
+
 def mixture_or_mlp(fields: ConfigFile, layer: LayerSpec, number: int) -> LayerSpec:
     """Return the layer with experts, unless config.json gives layer `number` an MLP."""
     layers, step = fields.count("num_hidden_layers"), fields.count("decoder_sparse_step", 1)

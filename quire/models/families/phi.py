@@ -1,10 +1,40 @@
-"""Phi 3, which stores queries, keys and values as one projection, and gate and up as another."""
+"""Phi 1 and 2, whose attention and MLP run in parallel; and Phi 3, which stores qkv, and gate and up, as one each."""
 
 from __future__ import annotations
 
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from quire.models.config_file import ConfigFile
 from quire.models.families.family import Family, ModuleNames
 
+if TYPE_CHECKING:
+    from quire.models.spec import ModelSpec
+
+
+def _head_with_bias(fields: ConfigFile, spec: ModelSpec) -> ModelSpec:
+    return replace(spec, head_bias=True)
+
+
 FAMILIES: dict[str, Family] = {
+    "PhiForCausalLM": Family(
+        names={"rms_norm_eps": "layer_norm_eps"},
+        only={"qk_layernorm": (False,), "tie_word_embeddings": (False,)},
+        modules=ModuleNames(
+            norm="model.final_layernorm",
+            norms=("input_layernorm",),
+            out="self_attn.dense",
+            up=("mlp.fc1",),
+            down="mlp.fc2",
+        ),
+        activations=("gelu_new", "gelu_pytorch_tanh", "gelu"),
+        partial_rotary=True,
+        mixer={"qkv_bias": True, "out_bias": True},
+        mlp={"gated": False, "bias": True},
+        norms={"kind": "layer", "bias": True, "place": "parallel", "number": 1},
+        defaults={"hidden_act": "gelu_new", "rms_norm_eps": 1e-5, "partial_rotary_factor": 0.5},
+        read_model=_head_with_bias,
+    ),
     "Phi3ForCausalLM": Family(
         windows="all",
         partial_rotary=True,

@@ -5,10 +5,45 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from quire.models.families import gemma, gpt2, llama, phi, qwen
+from quire.models.families import (
+    cohere,
+    ernie,
+    exaone,
+    gemma,
+    glm,
+    gpt2,
+    gptj,
+    granite,
+    helium,
+    hunyuan,
+    llama,
+    ministral,
+    olmo,
+    phi,
+    plain,
+    qwen,
+)
 from quire.models.families.family import Family
 
-FAMILIES: dict[str, Family] = llama.FAMILIES | qwen.FAMILIES | phi.FAMILIES | gemma.FAMILIES | gpt2.FAMILIES
+_GROUPS = (
+    llama,
+    qwen,
+    phi,
+    gemma,
+    gpt2,
+    granite,
+    exaone,
+    plain,
+    cohere,
+    ernie,
+    glm,
+    gptj,
+    helium,
+    hunyuan,
+    ministral,
+    olmo,
+)
+FAMILIES: dict[str, Family] = {name: family for group in _GROUPS for name, family in group.FAMILIES.items()}
 HEADS: dict[str, Family] = llama.HEADS
 """Draft heads by their architectures; their layers are Llama's."""
 
@@ -48,6 +83,7 @@ def _sizes(hidden: int, intermediate: int, layers: int, heads: int, kv_heads: in
 TEXT_MODELS: dict[str, TextModel] = {
     "gemma3_text": TextModel("Gemma3ForCausalLM", _sizes(2304, 9216, 26, 8, 4, 262208)),
     "llama": TextModel("LlamaForCausalLM", _sizes(4096, 11008, 32, 32, 32, 32000)),
+    "ministral3": TextModel("Ministral3ForCausalLM", _sizes(4096, 14336, 34, 32, 8, 131072)),
     "mistral": TextModel("MistralForCausalLM", _sizes(4096, 14336, 32, 32, 8, 32000)),
     "qwen2": TextModel("Qwen2ForCausalLM", _sizes(4096, 22016, 32, 32, 32, 151936)),
     "qwen3": TextModel("Qwen3ForCausalLM", _sizes(4096, 22016, 32, 32, 32, 151936)),

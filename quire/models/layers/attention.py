@@ -9,10 +9,13 @@ from torch import Tensor
 
 from quire.compute.attention.backend import AttentionBackend, AttentionLayer
 from quire.compute.collectives.delta import Delta
-from quire.compute.kernels.reference.attention_inputs import QKNormRope
+from quire.compute.kernels.dispatch import kernel
+from quire.compute.kernels.reference.attention_inputs import NormRopeForm, QKNormRope
+from quire.compute.kernels.reference.lora import RowUpdate
 from quire.compute.kernels.reference.quantized_rows import Rows
+from quire.models.layer_spec import GateSpec
 from quire.models.layers.linear import Projection
-from quire.models.layers.norm import RMSNorm
+from quire.models.layers.qk_norm import QKNorm
 from quire.models.layers.rotary import Angles
 
 
@@ -25,8 +28,34 @@ class Heads:
     width: int
 
 
+class OutputGate:
+    """Gates attention's output, in place.
+
+    Args:
+        spec: The kind of the gate.
+        device: The type of the device.
+    """
+
+    def __init__(self, spec: GateSpec, device: str) -> None:
+        self._spec = spec
+        self._gate_heads = kernel("gate_heads", device)
+
+    def __call__(self, x: Tensor, gate: Tensor) -> None:
+        """Multiply x [tokens, heads, width] by the gate [tokens, heads or heads · width] behind its activation."""
+        self._gate_heads(x, gate.view(*x.shape[:2], 1 if self._spec.by_head else x.shape[2]), self._spec.activation)
+
+
 class Attention:
-    """One layer's attention; `norm` is the norm of queries and keys, head by head, or None.
+    """One layer's attention.
+
+    Args:
+        layer: What distinguishes the layer for the backend.
+        heads: The numbers and width of this rank's heads.
+        qkv: Projects the input to queries, keys and values, and behind them to the output's gate.
+        out: Projects the output back into the stream.
+        norm: The norms of queries and keys; None: they are not normed.
+        form: How queries and keys are normed and rotated.
+        gate: Gates the output; None: there is no gate.
 
     Attributes:
         row_form: The form of quantized rows that the layer takes in addition to dense ones; None: dense rows only.
@@ -38,23 +67,40 @@ class Attention:
         heads: Heads,
         qkv: Projection,
         out: Callable[[Tensor], Delta],
-        norm: RMSNorm | None,
+        norm: QKNorm | None,
+        form: NormRopeForm,
+        gate: OutputGate | None,
     ) -> None:
         self.row_form = qkv.row_form
         self._layer = layer
         self._heads = heads
-        self._qkv = qkv.pending
+        is_read_before = gate is not None or (norm is not None and norm.whole)  # before the op that adds updates
+        self._qkv = qkv if is_read_before else qkv.pending
         self._out = out
         self._norm = norm
+        self._form = form
+        self._gate = gate
 
     def __call__(self, x: Rows, angles: Angles | None, backend: AttentionBackend) -> Delta:
         """Compute attention: [tokens, hidden] → [tokens, hidden]; `angles` is None if nothing is rotated."""
         n, q, kv, d = x.shape[0], self._heads.query, self._heads.kv, self._heads.width
         projected = self._qkv(x)
         qkv, update = (projected, None) if isinstance(projected, Tensor) else projected.parts()
-        norm, eps = (None, 0.0) if self._norm is None else (self._norm.weight, self._norm.eps)
-        cos, sin = (None, None) if angles is None else (angles.cos, angles.sin)
+        gated = qkv
+        if self._gate is not None:
+            qkv, gated = qkv[:, : (q + 2 * kv) * d], qkv[:, (q + 2 * kv) * d :]
+        qkv = qkv.view(n, q + 2 * kv, d)
         o = x.new_empty((n, q * d))
-        between = QKNormRope(norm, eps, cos, sin, update)
-        backend.run(self._layer, qkv.view(n, q + 2 * kv, d), between, o.view(n, q, d))
+        backend.run(self._layer, qkv, self._between(qkv, angles, update), o.view(n, q, d))
+        if self._gate is not None:
+            self._gate(o.view(n, q, d), gated)
         return self._out(o)
+
+    def _between(self, qkv: Tensor, angles: Angles | None, update: RowUpdate | None) -> QKNormRope:
+        """Return the processing of queries and keys before attention."""
+        cos, sin, scale = (None, None, None) if angles is None else (angles.cos, angles.sin, angles.query_scale)
+        norm = self._norm
+        if norm is None:
+            return QKNormRope(None, 0.0, cos, sin, update, self._form, None, None, scale)
+        squares = norm.mean_squares(qkv) if norm.whole else None
+        return QKNormRope(norm.weight, norm.eps, cos, sin, update, self._form, norm.bias, squares, scale)

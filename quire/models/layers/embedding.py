@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import torch
 from torch import Tensor
 
+from quire.compute.kernels.dispatch import kernel
 from quire.models.quantization.scheme import EmbeddingWeight
 from quire.models.weights.checkpoint import Checkpoint, WeightSpec
 from quire.models.weights.tensor_options import TensorOptions
@@ -40,6 +41,27 @@ class Embedding:
     def multiply(self, x: Tensor) -> Tensor:
         """x Wᵀ: [tokens, width] → [tokens, rows of the weight]."""
         return self.weight.multiply(x)
+
+
+class ChangedLogits:
+    """The logits of `head`, multiplied by `scale`, and then bounded by `cap`: cap · tanh(logit / cap)."""
+
+    def __init__(
+        self, head: Callable[[Tensor], Tensor], scale: float | None, cap: float | None, options: TensorOptions
+    ) -> None:
+        self._head = head
+        self._scale = scale
+        self._cap = cap
+        self._soft_cap = kernel("soft_cap", options.device.type)
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """Compute logits: [tokens, width] → [tokens, vocab_size]."""
+        logits = self._head(x)
+        if self._scale is not None:
+            logits.mul_(self._scale)
+        if self._cap is not None:
+            self._soft_cap(logits, self._cap)
+        return logits
 
 
 class TiedHead:

@@ -16,16 +16,20 @@ from quire.compute.attention.backend import AttentionLayer
 from quire.compute.collectives.collectives import Collectives, OneRank
 from quire.compute.collectives.delta import Delta
 from quire.compute.collectives.engine_group import EngineGroup
+from quire.compute.kernels.reference.attention_inputs import NormRopeForm
 from quire.compute.mesh import Mesh, Span
+from quire.models.layer_spec import GateSpec, NormSpec, QKNormSpec
 from quire.models.layers.adapted import AdaptedExperts, AdaptedLinear, SeparatelyAdaptedExperts
-from quire.models.layers.attention import Attention, Heads
+from quire.models.layers.attention import Attention, Heads, OutputGate
 from quire.models.layers.divided import ExpertsOfEngines, GatheredLogits, SummedOverRanks, VocabularyEmbedding
-from quire.models.layers.embedding import Embedding, TiedHead
+from quire.models.layers.embedding import ChangedLogits, Embedding, TiedHead
 from quire.models.layers.layer import Layer
 from quire.models.layers.linear import Linear, Projection
-from quire.models.layers.mlp import GATED, MLP, PLAIN, Experts, MixtureOfExperts, Routing
+from quire.models.layers.mlp import GATED, MLP, PLAIN, XIELU, Experts, MixtureOfExperts, Routing
 from quire.models.layers.norm import RMS, LayerNorm, RMSNorm
+from quire.models.layers.qk_norm import QKNorm
 from quire.models.lora.updates import LowRankUpdates
+from quire.models.quantization.dense import DenseEmbedding
 from quire.models.quantization.formats import Quantization
 from quire.models.quantization.registry import embedding_scheme_of, scheme_of
 from quire.models.quantization.scheme import (
@@ -98,14 +102,25 @@ class LayerFactory:
         return LayerFactory(self.options, self._quantization, self._mesh, self._collectives)
 
     def qkv(
-        self, names: tuple[str, ...], heads: Heads, columns: int, bias: bool, transposed: bool = False
+        self,
+        names: tuple[str, ...],
+        heads: Heads,
+        columns: int,
+        bias: bool,
+        transposed: bool = False,
+        gate: GateSpec | None = None,
     ) -> Projection:
         """Build queries, keys and values as one product, whether stored one by one or as one projection.
 
-        If there are fewer KV heads than ranks, several ranks share one.
+        If there are fewer KV heads than ranks, several ranks share one. If attention has a gate, the last name is that
+        of its projection, whose outputs come last.
         """
         parts = (Outputs(heads.query, heads.width), Outputs(heads.kv, heads.width), Outputs(heads.kv, heads.width))
-        return self._column_parallel(names, _by_module(names, parts), columns, bias, transposed=transposed)
+        if gate is None:
+            return self._column_parallel(names, _by_module(names, parts), columns, bias, transposed=transposed)
+        gated = (Outputs(heads.query, 1 if gate.by_head else heads.width),)
+        modules = (*_by_module(names[:-1], parts), gated)
+        return self._column_parallel(names, modules, columns, bias, transposed=transposed)
 
     def column_parallel(
         self, names: tuple[str, ...], rows: tuple[int, ...], columns: int, bias: bool, transposed: bool = False
@@ -134,21 +149,24 @@ class LayerFactory:
         cuts = {name: Cut(whole.columns, (span,))}
         return self._summed(self._adapted(own, bias, LinearPart(whole, cuts, adds_bias=self._mesh.tp_rank == 0)))
 
+    def stream_norm(self, name: str, width: int, kind: NormSpec, form: RowForm | None = None) -> RMSNorm | LayerNorm:
+        """Build a norm of the stream, for a layer that takes rows of this form in addition to dense ones."""
+        if kind.kind == "layer":
+            return self.remember(LayerNorm(name, width, kind, self.options))
+        return self.norm(name, width, RMS(kind.eps, kind.unit_offset), form)
+
     def norm(self, name: str, width: int, kind: RMS, form: RowForm | None = None) -> RMSNorm:
         """Build a root mean square norm of the stream, for a layer that takes rows of this form in addition to dense
         ones.
         """
         return self.remember(RMSNorm(((name, 0),), width, kind, self.options, form))
 
-    def head_norm(self, names: tuple[str, str], heads: Heads, kind: RMS) -> RMSNorm:
-        """Build root mean square norms of queries and keys, head by head; `names` are theirs."""
-        own = self._own_heads(heads)
-        norms = tuple(zip(names, (own.query, own.kv), strict=True))
-        return self.remember(RMSNorm(norms, heads.width, kind, self.options))
-
-    def layer_norm(self, name: str, width: int, eps: float) -> LayerNorm:
-        """Build a layer norm with a bias."""
-        return self.remember(LayerNorm(name, width, eps, self.options))
+    def qk_norm(self, names: tuple[str, str], heads: Heads, spec: QKNormSpec, kind: RMS) -> QKNorm:
+        """Build the norms of queries and keys; `names` are theirs."""
+        numbers = heads.query, heads.kv
+        return self.remember(
+            QKNorm(names, numbers, heads.width, spec, kind, self.options, self._mesh, self._collectives)
+        )
 
     def embedding(self, name: str, count: int, width: int, scale: float | None = None) -> Embedding:
         """Build embeddings of tokens, whose vocabulary is divided over ranks."""
@@ -158,18 +176,33 @@ class LayerFactory:
         part = self._mesh.padded_part(count)
         return self.remember(VocabularyEmbedding(shape, part, self.options, self._collectives, scale))
 
-    def positions(self, name: str, count: int, width: int) -> Embedding:
-        """Build embeddings of positions; every rank has all of them, since they are small."""
-        return self._embedding(EmbeddingShape(name, count, width))
+    def positions(self, name: str, count: int, width: int, offset: int = 0) -> Embedding:
+        """Build embeddings of positions, the first of which is row `offset` of the `count` stored ones.
 
-    def head(self, name: str, embedding: Embedding | None, vocab_size: int, width: int) -> Callable[[Tensor], Tensor]:
+        Every rank has all of them, since they are small.
+        """
+        shape = EmbeddingShape(name, count, width)
+        if not offset:
+            return self._embedding(shape)
+        weight = DenseEmbedding(shape, self.options, Span(offset, count - offset))
+        return self.remember(Embedding(weight, width, self.options))
+
+    def head(
+        self, name: str, embedding: Embedding | None, vocab_size: int, width: int, bias: bool = False
+    ) -> Callable[[Tensor], Tensor]:
         """Build the projection to logits, with the weight of `embedding` if it is not None."""
         if self._mesh.tp == 1:
-            return self._head(embedding, LinearShape((name,), (vocab_size,), width))
+            return self._head(embedding, LinearShape((name,), (vocab_size,), width), bias)
         span = self._mesh.padded_part(vocab_size)
         part = LinearPart(LinearShape((name,), (vocab_size,), width), {name: Cut(vocab_size, (span,))})
-        own = self._head(embedding, LinearShape((name,), (span.count,), width), part)
+        own = self._head(embedding, LinearShape((name,), (span.count,), width), bias, part)
         return GatheredLogits(own, vocab_size, self._collectives)
+
+    def changed_logits(
+        self, head: Callable[[Tensor], Tensor], scale: float | None, cap: float | None
+    ) -> Callable[[Tensor], Tensor]:
+        """Return the head with logits that are multiplied by `scale` and then bounded by `cap`; None: they are not."""
+        return head if scale is None and cap is None else ChangedLogits(head, scale, cap, self.options)
 
     def attention(
         self,
@@ -177,18 +210,34 @@ class LayerFactory:
         heads: Heads,
         qkv: Projection,
         out: Callable[[Tensor], Delta],
-        norm: RMSNorm | None = None,
+        norm: QKNorm | None = None,
+        form: NormRopeForm | None = None,
+        gate: GateSpec | None = None,
     ) -> Attention:
-        """Build a layer's attention between `qkv`, whose outputs lie side by side, and the output projection."""
-        return Attention(layer, self._own_heads(heads), qkv, out, norm)
+        """Build a layer's attention between `qkv`, whose outputs lie side by side, and the output projection.
+
+        Args:
+            layer: The layer.
+            heads: The numbers and width of heads.
+            qkv: The projection of queries, keys and values, and of the gate if there is one.
+            out: The output projection.
+            norm: The norms of queries and keys; None: they are not normed.
+            form: How queries and keys are normed and rotated; None: as in Llama.
+            gate: The gate of the output; None: there is no gate.
+        """
+        gated = None if gate is None else OutputGate(gate, self.options.device.type)
+        return Attention(layer, self._own_heads(heads), qkv, out, norm, form or NormRopeForm(), gated)
 
     def gated_mlp(self, gate_up: Projection, down: Callable[[Tensor], Delta], width: int, activation: str) -> MLP:
         """Build an MLP with a gate; `gate_up` returns gate and up, side by side."""
         return MLP(gate_up, down, self._mesh.part(width).count, GATED[activation], self.options)
 
-    def plain_mlp(self, up: Projection, down: Callable[[Tensor], Delta], width: int, activation: str) -> MLP:
-        """Build an MLP without a gate."""
-        return MLP(up, down, self._mesh.part(width).count, PLAIN[activation], self.options)
+    def plain_mlp(self, name: str, up: Projection, down: Callable[[Tensor], Delta], width: int, activation: str) -> MLP:
+        """Build an MLP without a gate; the parameters of an activation that has some have names behind `name`."""
+        own = self._mesh.part(width).count
+        if activation == "xielu":
+            return MLP(up, down, own, activation, self.options, self.remember(XIELU(name, self.options)))
+        return MLP(up, down, own, PLAIN[activation], self.options)
 
     def experts(
         self, router_name: str, name: str, names: ExpertNames, routing: Routing, hidden: int, width: int
@@ -277,9 +326,9 @@ class LayerFactory:
         return Cut(begin, tuple(spans))
 
     def _head(
-        self, embedding: Embedding | None, shape: LinearShape, part: LinearPart | None = None
+        self, embedding: Embedding | None, shape: LinearShape, bias: bool, part: LinearPart | None = None
     ) -> Callable[[Tensor], Tensor]:
-        return self._linear(shape, False, part) if embedding is None else TiedHead(embedding)
+        return self._linear(shape, bias, part) if embedding is None else TiedHead(embedding)
 
     def _embedding(self, shape: EmbeddingShape, scale: float | None = None) -> Embedding:
         scheme = embedding_scheme_of(self._quantization.format_of(shape.name) if self._quantization else None)

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
+import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from quire.compute.collectives.delta import Delta
@@ -19,12 +21,19 @@ from quire.models.weights.tensor_options import TensorOptions
 
 GATED: dict[str, str] = {
     "silu": "silu_and_mul",
+    "gelu": "gelu_exact_and_mul",
+    "gelu_new": "gelu_and_mul",
     "gelu_pytorch_tanh": "gelu_and_mul",
 }
 """config.json's `hidden_act` → the op of a gated MLP, which applies it to the gate and multiplies."""
 PLAIN: dict[str, str] = {
     "gelu_new": "gelu",
+    "gelu_fast": "gelu",
     "gelu_pytorch_tanh": "gelu",
+    "gelu": "gelu_exact",
+    "quick_gelu": "quick_gelu",
+    "relu": "relu",
+    "relu2": "relu_squared",
 }
 """config.json's `hidden_act` → the op of an MLP without a gate, which applies it."""
 
@@ -32,21 +41,28 @@ PLAIN: dict[str, str] = {
 class MLP:
     """down(act(gate(x)) · up(x)), or down(act(up(x))) without a gate.
 
-    `up` is the projection out of the stream, including the gate if there is one; `activation` is the op between.
+    `up` is the projection out of the stream, including the gate if there is one; `activation` is the op between,
+    and `activate` computes one that has parameters of its own.
 
     Attributes:
         row_form: The form of quantized rows that the MLP takes in addition to dense ones; None: dense rows only.
     """
 
     def __init__(
-        self, up: Projection, down: Callable[[Tensor], Delta], width: int, activation: str, options: TensorOptions
+        self,
+        up: Projection,
+        down: Callable[[Tensor], Delta],
+        width: int,
+        activation: str,
+        options: TensorOptions,
+        activate: Callable[[Tensor, Tensor], None] | None = None,
     ) -> None:
         self.row_form = up.row_form
         self._up = up
         self._down = down
         self._width = width
         self._activation = activation
-        self._activate = kernel(activation, options.device.type)
+        self._activate = kernel(activation, options.device.type) if activate is None else activate
 
     def __call__(self, x: Rows) -> Delta:
         """Compute the MLP: [tokens, hidden] → [tokens, hidden]."""
@@ -55,6 +71,34 @@ class MLP:
         hidden = x.new_empty((x.shape[0], self._width))
         self._activate(self._up(x), hidden)
         return self._down(hidden)
+
+
+class XIELU:
+    """The activation xIELU, whose parameters each layer has for itself, under `name` in the checkpoint."""
+
+    def __init__(self, name: str, options: TensorOptions) -> None:
+        self._name = name
+        self._options = options
+        self._xielu = kernel("xielu", options.device.type)
+        self._parameters: Tensor
+
+    def weight_specs(self) -> Iterator[WeightSpec]:
+        for name, shape in (("alpha_p", (1,)), ("alpha_n", (1,)), ("beta", ()), ("eps", ())):
+            yield WeightSpec(f"{self._name}.{name}", shape)
+
+    def load_weights(self, checkpoint: Checkpoint) -> None:
+        values = []
+        for spec in self.weight_specs():
+            value = torch.empty(spec.shape, dtype=torch.float32)
+            checkpoint.read(spec.name, value)
+            values.append(value.view(1))
+        positive, negative, linear, eps = values
+        parameters = (F.softplus(positive), linear + F.softplus(negative), linear, eps)
+        self._parameters = torch.cat(parameters).to(self._options.device)
+
+    def __call__(self, x: Tensor, out: Tensor) -> None:
+        """Write xIELU(x) to out; both are [tokens, width]."""
+        self._xielu(x, self._parameters, out)
 
 
 @dataclass(frozen=True)

@@ -12,6 +12,7 @@ from quire.compute.collectives.collectives import Norms, norms_of
 from quire.compute.collectives.delta import Delta, total_of
 from quire.compute.kernels.dispatch import kernel
 from quire.compute.kernels.reference.quantized_rows import Rows
+from quire.models.layer_spec import NormSpec
 from quire.models.quantization.scheme import RowForm
 from quire.models.weights.checkpoint import Checkpoint, WeightSpec
 from quire.models.weights.tensor_options import TensorOptions
@@ -98,28 +99,47 @@ class RMSNorm:
 
 
 class LayerNorm:
-    """Layer norm with a bias, with the residual addition before it."""
+    """Layer norm, with the residual addition before it.
 
-    def __init__(self, name: str, width: int, eps: float, options: TensorOptions) -> None:
-        self._specs = (WeightSpec(f"{name}.weight", (width,)), WeightSpec(f"{name}.bias", (width,)))
-        self._eps = eps
+    Args:
+        name: The name of the checkpoint's module.
+        width: The number of elements that are normed together.
+        kind: The norm's epsilon, and which of weight and bias are stored, and how.
+        options: The device and dtype of the weights.
+    """
+
+    def __init__(self, name: str, width: int, kind: NormSpec, options: TensorOptions) -> None:
+        self._name = name
+        self._width = width
+        self._kind = kind
+        self._eps = kind.eps
         self._options = options
         self._layer_norm = kernel("layer_norm", options.device.type)
         self._weight: Tensor
         self._bias: Tensor
 
     def weight_specs(self) -> Iterator[WeightSpec]:
-        yield from self._specs
+        for stored, part in ((self._kind.weight, "weight"), (self._kind.bias, "bias")):
+            if stored:
+                yield WeightSpec(f"{self._name}.{part}", (self._width,))
 
     def load_weights(self, checkpoint: Checkpoint) -> None:
-        self._weight, self._bias = (
-            torch.empty(spec.shape, dtype=self._options.dtype, device=self._options.device) for spec in self._specs
-        )
-        for spec, part in zip(self._specs, (self._weight, self._bias), strict=True):
-            checkpoint.read(spec.name, part)
+        """Read the weight and the bias; one that is not stored becomes ones or zeros."""
+        self._weight = torch.ones(self._width, dtype=self._options.dtype, device=self._options.device)
+        self._bias = torch.zeros_like(self._weight)
+        if self._kind.weight:
+            checkpoint.read(f"{self._name}.weight", self._weight)
+        if self._kind.unit_offset:
+            self._weight = (self._weight.float() + 1).to(self._options.dtype)
+        if self._kind.bias:
+            checkpoint.read(f"{self._name}.bias", self._bias)
 
-    def __call__(self, x: Tensor, delta: Delta | None = None) -> Tensor:
+    def __call__(self, x: Delta, delta: Delta | None = None) -> Tensor:
         """Add `delta` to x in place and return the norm of x; all [tokens, width]."""
-        out, added = torch.empty_like(x), None if delta is None else total_of(delta)
+        x, added = total_of(x), None if delta is None else total_of(delta)
+        out = torch.empty_like(x)
         self._layer_norm(x, self._weight, self._bias, self._eps, out, added)
         return out
+
+    def rows(self, x: Tensor, delta: Delta | None) -> Rows:
+        return self(x, delta)

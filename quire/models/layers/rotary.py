@@ -31,10 +31,15 @@ class Angles:
     """Cosines and sines of each token's position times each frequency, [tokens, width / 2].
 
     `width` is the number of a head's dimensions that are rotated.
+
+    Attributes:
+        cos, sin: The angles; None: the layer rotates nothing.
+        query_scale: [tokens] fp32, factors of queries; None: they have none.
     """
 
-    cos: Tensor
-    sin: Tensor
+    cos: Tensor | None
+    sin: Tensor | None
+    query_scale: Tensor | None = None
 
 
 class Rotary:

@@ -9,9 +9,19 @@ import pytest
 import torch
 from torch import Tensor
 
-from quire.compute.kernels.cpu.rowwise_attention import paged_attention, qk_norm_rope_and_cache
+from quire.compute.kernels.cpu.embedding import query_scales
+from quire.compute.kernels.cpu.rowwise_attention import paged_attention, qk_mean_squares, qk_norm_rope_and_cache
+from quire.compute.kernels.reference import rotary as rotary_reference
 from quire.compute.kernels.reference import rowwise_attention as reference
-from quire.compute.kernels.reference.attention_inputs import CacheWrite, Mask, PagedKV, PagedRows, QKNormRope, Scores
+from quire.compute.kernels.reference.attention_inputs import (
+    CacheWrite,
+    Mask,
+    NormRopeForm,
+    PagedKV,
+    PagedRows,
+    QKNormRope,
+    Scores,
+)
 
 TOLERANCE = {torch.float32: 2e-5, torch.bfloat16: 2e-2}
 
@@ -122,6 +132,70 @@ def test_qk_norm_rope_and_cache(dtype: torch.dtype, wide: bool, d: int, rotated:
         reference.qk_norm_rope_and_cache(qkv, norm_rope, CacheWrite(PagedKV(*expected), places), expected_q)
         for own, other in zip((*found, q), (*expected, expected_q), strict=True):
             torch.testing.assert_close(own, other, rtol=TOLERANCE[dtype], atol=TOLERANCE[dtype])
+
+
+FORMS = {
+    "interleaved": NormRopeForm(interleaved=True),
+    "norm last": NormRopeForm(norm_last=True),
+    "layer norm": NormRopeForm(centered=True),
+    "clipped": NormRopeForm(clip=0.7),
+    "all": NormRopeForm(interleaved=True, centered=True, norm_last=True, clip=1.5),
+}
+
+
+@pytest.mark.parametrize("dtype", list(TOLERANCE))
+@pytest.mark.parametrize("cache", [None, torch.int8], ids=str)
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize(("d", "rotated"), [(64, 64), (80, 44), (20, 20), (48, 0)])
+def test_forms_of_norm_and_rotation(
+    d: int, rotated: int, form: str, cache: torch.dtype | None, dtype: torch.dtype
+) -> None:
+    """With a bias, mean squares of all heads and factors of queries, where the form has them; tokens lie apart."""
+    heads, kv_heads, tokens = 4, 2, 9
+    qkv = normal(tokens, heads + 2 * kv_heads + 1, d, seed=0).to(dtype)[:, : heads + 2 * kv_heads]
+    angle = normal(tokens, rotated // 2, seed=1) * 3
+    cos, sin = (angle.cos().to(dtype), angle.sin().to(dtype)) if rotated else (None, None)
+    norm, bias = (normal(heads + kv_heads, d, seed=seed).to(dtype) for seed in (2, 3))
+    of_all = torch.empty(tokens, 2)
+    reference.qk_mean_squares(qkv, heads, kv_heads, 2, of_all)
+    centered = FORMS[form].centered
+    norm_rope = QKNormRope(
+        norm, 1e-5, cos, sin, None, FORMS[form], bias if centered else None, None if centered else of_all,
+        normal(tokens, seed=4).abs() + 0.1,
+    )  # fmt: skip
+    places = torch.randperm(16, generator=torch.Generator().manual_seed(5))[:tokens]
+    scales = torch.tensor([[0.05, 0.04], [0.06, 0.03]]) if cache else None
+    found, expected = (
+        [torch.zeros(2, 8, kv_heads, d, dtype=cache or dtype) for _ in range(2)]
+        + [torch.empty(tokens, heads, d, dtype=dtype)]
+        for _ in range(2)
+    )
+    qk_norm_rope_and_cache(qkv, norm_rope, CacheWrite(PagedKV(*found[:2], scales), places), found[2])
+    reference.qk_norm_rope_and_cache(qkv, norm_rope, CacheWrite(PagedKV(*expected[:2], scales), places), expected[2])
+    for own, other in zip(found, expected, strict=True):
+        step = 1.0 if own.dtype == torch.int8 else 0.0  # where a number lies between two
+        torch.testing.assert_close(
+            own.float(), other.float(), rtol=2 * TOLERANCE[dtype], atol=step + 4 * TOLERANCE[dtype]
+        )
+
+
+@pytest.mark.parametrize("dtype", list(TOLERANCE))
+@pytest.mark.parametrize(("heads", "kv_heads", "d"), [(4, 2, 64), (3, 1, 20), (8, 8, 128)])
+def test_mean_squares_of_queries_and_keys(heads: int, kv_heads: int, d: int, dtype: torch.dtype) -> None:
+    qkv = normal(7, heads + 2 * kv_heads + 2, d, seed=0).to(dtype)[:, : heads + 2 * kv_heads]
+    found, expected = torch.empty(7, 2), torch.empty(7, 2)
+    qk_mean_squares(qkv, heads, kv_heads, 3, found)
+    reference.qk_mean_squares(qkv, heads, kv_heads, 3, expected)
+    torch.testing.assert_close(found, expected)
+
+
+def test_factors_of_queries_grow_with_their_positions() -> None:
+    positions, found, expected = torch.tensor([0, 6, 7, 8, 15, 900_000]), torch.empty(6), torch.empty(6)
+    query_scales(positions, 0.1, 8, 1, found)
+    rotary_reference.query_scales(positions, 0.1, 8, 1, expected)
+    torch.testing.assert_close(found, expected)
+    steps = [0, 0, 1, 1, 2, 112_500]
+    torch.testing.assert_close(found, torch.tensor([1 + 0.1 * math.log(1 + step) for step in steps]))
 
 
 def cached(dtype: torch.dtype, x: Tensor) -> Tensor:

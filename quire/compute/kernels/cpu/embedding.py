@@ -76,6 +76,14 @@ def grow_frequencies(lengths: Tensor, theta: float, factor: float, original: int
         kernels("grow_frequencies", None, lengths, len(lengths), theta, factor, original, out.shape[1], out)
 
 
+def query_scales(positions: Tensor, growth: float, length: int, first: int, out: Tensor) -> None:
+    if (kernels := library_for_indices(positions, out)) is None:
+        rotary_reference.query_scales(positions, growth, length, first, out)
+    else:
+        assert out.dtype == torch.float32
+        kernels("query_scales", None, positions, len(positions), growth, length, first, out)
+
+
 def prepare_inputs(
     slots: Tensor, counts: Tensor, row_of_token: Tensor, offsets: Tensor, ids: Tensor, length: Tensor, last: Tensor,
     dummy: int, starts: Tensor, positions: Tensor, slot_of_token: Tensor, tokens: Tensor,

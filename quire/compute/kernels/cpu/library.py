@@ -20,7 +20,7 @@ from quire.foundation.config.environment import NativeKernels
 _P, _I, _N, _F = ctypes.c_void_p, ctypes.c_int64, ctypes.c_int32, ctypes.c_float
 _CACHED: dict[str, tuple[type, ...]] = {
     "paged_attention": (*[_P] * 5, _I, *[_P] * 3, *[_I] * 7, _F, _F, _P),
-    "qk_norm_rope_and_cache": (_P, *[_I] * 4, _P, _N, _F, _P, _P, _I, *[_P] * 5),
+    "qk_norm_rope_and_cache": (_P, *[_I] * 5, _P, _P, _N, _F, _P, _P, _I, *[_P] * 5, _N, _F, _P, _P),
 }
 """The argument types of kernels that read or write the KV cache, which may have a dtype of its own."""
 QUANTIZED_CACHES = {torch.float8_e4m3fn: "fp8_e4m3", torch.float8_e5m2: "fp8_e5m2", torch.int8: "int8"}
@@ -37,6 +37,8 @@ SIGNATURES: dict[str, tuple[type, ...]] = {
     "block_embed": (_P, _I, _P, _I, _I, _F, _P),
     "rms_norm": (_P, _P, _P, _N, _I, _F, _I, _I, _P),
     "layer_norm": (*[_P] * 4, _F, _I, _I, _P),
+    "gate_heads": (_P, _P, *[_I] * 4, _N, _N),
+    "qk_mean_squares": (_P, *[_I] * 5, _P),
     "silu_and_mul": (_P, _I, _I, _P),
     "gelu_and_mul": (_P, _I, _I, _P),
     "gelu": (_P, _I, _I, _P),
@@ -64,6 +66,7 @@ INDEX_SIGNATURES: dict[str, tuple[type, ...]] = {
     "local_indices": (_P, _I, _I, _I, _P),
     "sequence_lengths": (_P, _P, _P, _I, _P),
     "gather_rows": (_P, _I, _P, _P, _I, _P, _P),
+    "query_scales": (_P, _I, _F, _I, _I, _P),
     "choose_frequencies": (_P, _I, _P, _I, _I, _P),
     "grow_frequencies": (_P, _I, _F, _F, _I, _I, _P),
     "position_columns": (_P, _P, _I, *[_P] * 12),

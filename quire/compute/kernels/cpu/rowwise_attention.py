@@ -13,29 +13,54 @@ from quire.compute.kernels.cpu.lora import lora_expand
 from quire.compute.kernels.cpu.norm import serves_weight
 from quire.compute.kernels.reference import paged_attention as paged_attention_reference
 from quire.compute.kernels.reference import rowwise_attention as reference
-from quire.compute.kernels.reference.attention_inputs import CacheWrite, Mask, PagedKV, PagedRows, QKNormRope, Scores
+from quire.compute.kernels.reference.attention_inputs import (
+    CacheWrite,
+    Mask,
+    NormRopeForm,
+    PagedKV,
+    PagedRows,
+    QKNormRope,
+    Scores,
+)
 
 
 def qk_norm_rope_and_cache(qkv: Tensor, norm_rope: QKNormRope, write: CacheWrite, q: Tensor) -> None:
     """Arguments as in reference/rowwise_attention.py."""
-    norm, eps, cos, sin, update = norm_rope
+    norm, eps, cos, sin, update, form, bias, mean_squares, query_scale = norm_rope
     (keys, values, scales), slot_mapping = write
+    tokens, heads, d = q.shape
     if update is not None:
         lora_expand(*update, qkv.view(len(qkv), -1))
     kernels = library()
-    whole = all(t is None or t.is_contiguous() for t in (qkv, cos, sin, keys, values, slot_mapping, q))
+    rest = (cos, sin, keys, values, slot_mapping, q, bias, mean_squares, query_scale)
+    whole = qkv.stride()[1:] == (d, 1) and all(t is None or t.is_contiguous() for t in rest)
     served = kernels is not None and whole and kernels.serves(qkv, cos, sin, q)
     name = _name("qk_norm_rope_and_cache", qkv, keys, scales)
-    if kernels is None or not served or name is None or not (norm is None or serves_weight(norm, qkv)):
+    weighted = norm is None or (serves_weight(norm, qkv) and (bias is None or bias.dtype == norm.dtype))
+    if kernels is None or not served or name is None or not weighted:
         reference.qk_norm_rope_and_cache(qkv, norm_rope._replace(update=None), write, q)
         return
-    tokens, heads, d = q.shape
     kernels(
-        name, qkv.dtype, qkv.data_ptr(), tokens, heads, keys.shape[2], d, address(norm),
+        name, qkv.dtype, qkv.data_ptr(), qkv.stride(0), tokens, heads, keys.shape[2], d, address(norm), address(bias),
         norm is not None and norm.dtype == torch.float32, eps, address(cos), address(sin),
         0 if cos is None else cos.shape[1], slot_mapping.data_ptr(), keys.data_ptr(), values.data_ptr(), q.data_ptr(),
-        address(scales),
+        address(scales), _flags(form), form.clip or 0.0, address(mean_squares), address(query_scale),
     )  # fmt: skip
+
+
+def _flags(form: NormRopeForm) -> int:
+    """Return the flags that native/rows.cpp names."""
+    return form.interleaved + 2 * form.centered + 4 * form.norm_last
+
+
+def qk_mean_squares(qkv: Tensor, heads: int, kv_heads: int, parts: int, out: Tensor) -> None:
+    """Arguments as in reference/rowwise_attention.py."""
+    kernels, (tokens, _, d) = library(), qkv.shape
+    if kernels is None or qkv.stride()[1:] != (d, 1) or not kernels.serves(qkv):
+        reference.qk_mean_squares(qkv, heads, kv_heads, parts, out)
+        return
+    assert out.is_contiguous() and out.dtype == torch.float32
+    kernels("qk_mean_squares", qkv.dtype, qkv, qkv.stride(0), tokens, heads * d, kv_heads * d, parts, out)
 
 
 def paged_attention(q: Tensor, kv: PagedKV, rows: PagedRows, mask: Mask, scores: Scores, out: Tensor) -> None:

@@ -25,6 +25,48 @@ def gelu(x: Tensor, out: Tensor) -> None:
     torch.ops.aten.gelu.out(x, approximate="tanh", out=out)
 
 
+def gelu_exact_and_mul(x: Tensor, out: Tensor) -> None:
+    """out = gelu(gate) · up, with gelu in its exact form; arguments as for silu_and_mul."""
+    gate, up = x.chunk(2, dim=-1)
+    torch.ops.aten.gelu.out(gate, out=out)
+    out.mul_(up)
+
+
+def gelu_exact(x: Tensor, out: Tensor) -> None:
+    """out = x · Φ(x) (Hendrycks & Gimpel 2016); both [tokens, width] of one dtype."""
+    torch.ops.aten.gelu.out(x, out=out)
+
+
+def quick_gelu(x: Tensor, out: Tensor) -> None:
+    """out = x · σ(1.702 x) (Hendrycks & Gimpel 2016); both [tokens, width] of one dtype."""
+    torch.mul(x, 1.702, out=out)
+    out.sigmoid_().mul_(x)
+
+
+def relu(x: Tensor, out: Tensor) -> None:
+    """out = max(x, 0); both [tokens, width] of one dtype."""
+    torch.clamp_min(x, 0, out=out)
+
+
+def relu_squared(x: Tensor, out: Tensor) -> None:
+    """out = max(x, 0)² (So et al. 2021, Primer); both [tokens, width] of one dtype."""
+    torch.clamp_min(x, 0, out=out)
+    out.square_()
+
+
+def xielu(x: Tensor, parameters: Tensor, out: Tensor) -> None:
+    """out = αp x² + β x where x > 0, otherwise αn (exp(min(x, ε)) - 1 - x) + β x (Huang & Schlag 2024, xIELU).
+
+    Args:
+        x, out: [tokens, width] of one dtype.
+        parameters: [4] fp32: αp, αn, β, ε.
+    """
+    positive, negative, linear, eps = parameters
+    wide = x.float()
+    curved = torch.where(wide > 0, positive * wide * wide, (torch.expm1(torch.minimum(wide, eps)) - wide) * negative)
+    out.copy_(curved.add_(wide * linear))
+
+
 def soft_cap(x: Tensor, cap: float) -> None:
     """x = cap · tanh(x / cap), in place (Gemma 2, section 2)."""
     x.div_(cap).tanh_().mul_(cap)

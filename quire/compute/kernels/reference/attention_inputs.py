@@ -39,14 +39,35 @@ class CacheWrite(NamedTuple):
     slot_mapping: Tensor
 
 
-class QKNormRope(NamedTuple):
-    """The processing of queries and keys before attention: an update by adapters, a norm of each head, a rotation.
+class NormRopeForm(NamedTuple):
+    """How a layer norms and rotates its queries and keys, alike in all steps.
 
     Attributes:
-        norm: [heads + kv_heads, d], the weight of the RMS norm; None: no norm.
+        interleaved: Whether pairs (2i, 2i + 1) are rotated instead of pairs (i, i + r/2).
+        centered: Whether the norm is a layer norm, which also takes off the mean.
+        norm_last: Whether the rotation comes before the norm.
+        clip: The bound of the magnitudes of queries, keys and values before all norms; None: no bound.
+    """
+
+    interleaved: bool = False
+    centered: bool = False
+    norm_last: bool = False
+    clip: float | None = None
+
+
+class QKNormRope(NamedTuple):
+    """The processing of queries and keys before attention: an update by adapters, bounds, a norm, a rotation.
+
+    Attributes:
+        norm: [heads + kv_heads, d], the weight of the norm; None: no norm.
         eps: Added to the mean square.
         cos, sin: [tokens, r/2], of each token's position, as in `rotary`; None: no rotation.
         update: Is added to queries, keys and values before all else; None: no update.
+        form: The kind and the order of these.
+        bias: [heads + kv_heads, d], the bias of a layer norm; None: no bias.
+        mean_squares: [tokens, 2] fp32, the mean squares of all queries and of all keys, if their heads are normed
+            together (`qk_mean_squares`); None: each head is normed by itself.
+        query_scale: [tokens] fp32, the last factor of the token's queries; None: no factor.
     """
 
     norm: Tensor | None = None
@@ -54,6 +75,10 @@ class QKNormRope(NamedTuple):
     cos: Tensor | None = None
     sin: Tensor | None = None
     update: RowUpdate | None = None
+    form: NormRopeForm = NormRopeForm()
+    bias: Tensor | None = None
+    mean_squares: Tensor | None = None
+    query_scale: Tensor | None = None
 
 
 class Scores(NamedTuple):

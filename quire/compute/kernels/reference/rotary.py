@@ -6,9 +6,9 @@ import torch
 from torch import Tensor
 
 
-def rotary(x: Tensor, cos: Tensor, sin: Tensor, out: Tensor) -> None:
+def rotary(x: Tensor, cos: Tensor, sin: Tensor, out: Tensor, interleaved: bool = False) -> None:
     """Rotate pairs (i, i + r/2) of each head's first r dimensions by its position's angles (Su et al. 2021,
-    half-split).
+    half-split), or pairs (2i, 2i + 1) if they are interleaved.
 
     The other dimensions are kept.
 
@@ -21,11 +21,27 @@ def rotary(x: Tensor, cos: Tensor, sin: Tensor, out: Tensor) -> None:
     if width < x.shape[-1]:
         out[..., width:] = x[..., width:]
         x, out = x[..., :width], out[..., :width]
-    first, second = x.chunk(2, dim=-1)
-    out_first, out_second = out.chunk(2, dim=-1)
+    (first, second), (out_first, out_second) = (
+        (each[..., ::2], each[..., 1::2]) if interleaved else each.chunk(2, dim=-1) for each in (x, out)
+    )
     cos, sin = cos.unsqueeze(1), sin.unsqueeze(1)  # [tokens, 1, d/2]
     torch.mul(first, cos, out=out_first).addcmul_(second, sin, value=-1)
     torch.mul(second, cos, out=out_second).addcmul_(first, sin)
+
+
+def query_scales(positions: Tensor, growth: float, length: int, first: int, out: Tensor) -> None:
+    """Compute factors of queries that grow with their positions: 1 + growth · ln(1 + ⌊(position + first) / length⌋)
+    (Nakanishi 2025, "Scalable-Softmax", as Llama 4 does it).
+
+    Args:
+        positions: [tokens] int64.
+        growth: The factor of the logarithm.
+        length: The number of positions with equal factors.
+        first: The number of the first position.
+        out: [tokens] fp32.
+    """
+    steps = torch.div(positions + first, length, rounding_mode="floor")
+    out.copy_(1 + growth * torch.log1p(steps.float()))
 
 
 def sequence_lengths(least: Tensor, slots: Tensor, positions: Tensor, out: Tensor) -> None:

@@ -33,20 +33,25 @@ def qk_norm_rope_and_cache(qkv: Tensor, norm_rope: QKNormRope, write: CacheWrite
         write: Where keys and values go.
         q: [tokens, heads, d], out: the queries, multiplied by their keys' scales if the cache is quantized.
     """
-    norm, eps, cos, sin, update = norm_rope
     (keys, values, scales), slot_mapping = write
-    if update is not None:
-        lora_expand(*update, qkv.view(len(qkv), -1))
+    form, cos, sin = norm_rope.form, norm_rope.cos, norm_rope.sin
+    if norm_rope.update is not None:
+        lora_expand(*norm_rope.update, qkv.view(len(qkv), -1))
+    if form.clip is not None:
+        qkv = qkv.clamp(-form.clip, form.clip)
     heads, kv_heads = q.shape[1], keys.shape[2]
     qk, v = qkv[:, : heads + kv_heads], qkv[:, heads + kv_heads :]
-    if norm is not None:
-        normed = torch.empty(qk.shape, dtype=qk.dtype, device=qk.device)
-        rms_norm(qk, norm, eps, normed)
-        qk = normed
+    if norm_rope.norm is not None and not form.norm_last:
+        qk = _normed(qk, norm_rope, heads)
     if cos is not None and sin is not None:
         turned = torch.empty(qk.shape, dtype=qk.dtype, device=qk.device)
-        rotary(qk, cos, sin, turned)
+        rotary(qk, cos, sin, turned, form.interleaved)
         qk = turned
+    if norm_rope.norm is not None and form.norm_last:
+        qk = _normed(qk, norm_rope, heads)
+    if norm_rope.query_scale is not None:
+        scaled = (qk[:, :heads].float() * norm_rope.query_scale[:, None, None]).to(qk.dtype)
+        qk = torch.cat((scaled, qk[:, heads:]), 1)
     if scales is None:
         q.copy_(qk[:, :heads])
         keys.flatten(0, 1).index_copy_(0, slot_mapping, qk[:, heads:])
@@ -58,6 +63,40 @@ def qk_norm_rope_and_cache(qkv: Tensor, norm_rope: QKNormRope, write: CacheWrite
         cache.view(torch.uint8).flatten(0, 1)[slot_mapping] = quantized(x.float() / scale, cache.dtype).view(
             torch.uint8
         )
+
+
+def qk_mean_squares(qkv: Tensor, heads: int, kv_heads: int, parts: int, out: Tensor) -> None:
+    """Compute the mean squares of a token's queries and keys over all heads, or a part's summand of them.
+
+    Args:
+        qkv: [tokens, heads + 2 · kv_heads, d], as projected.
+        heads, kv_heads: The numbers of query heads and KV heads.
+        parts: The number of equal parts whose results are summed; parts may have KV heads in common.
+        out: [tokens, 2] fp32, of queries and of keys.
+    """
+    d = qkv.shape[2]
+    for column, (begin, count) in enumerate(((0, heads), (heads, kv_heads))):
+        squares = qkv[:, begin : begin + count].float().square().sum((1, 2))
+        out[:, column] = squares / (count * d * parts)
+
+
+def _normed(qk: Tensor, norm_rope: QKNormRope, heads: int) -> Tensor:
+    """Norm queries and keys [tokens, heads + kv_heads, d]."""
+    norm, eps, bias, out = norm_rope.norm, norm_rope.eps, norm_rope.bias, qk.new_empty(qk.shape)
+    assert norm is not None
+    if norm_rope.mean_squares is None and not norm_rope.form.centered:
+        rms_norm(qk, norm, eps, out)
+        return out
+    wide = qk.float()
+    if norm_rope.mean_squares is not None:
+        factors = (norm_rope.mean_squares + eps).rsqrt()  # [tokens, 2]
+        of_heads = [factors[:, :1].expand(-1, heads), factors[:, 1:].expand(-1, qk.shape[1] - heads)]
+        wide = wide * torch.cat(of_heads, 1)[:, :, None]
+        if norm.dtype == qk.dtype:
+            wide = wide.to(qk.dtype).float()
+    else:
+        wide = F.layer_norm(wide, wide.shape[-1:], eps=eps)
+    return out.copy_(wide * norm.float() + (0.0 if bias is None else bias.float()))
 
 
 def paged_attention(q: Tensor, kv: PagedKV, rows: PagedRows, mask: Mask, scores: Scores, out: Tensor) -> None:

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import torch
 
 from quire.compute.kernels.dispatch import kernel
-from quire.compute.kernels.reference.attention_inputs import CacheWrite, PagedKV, QKNormRope
+from quire.compute.kernels.reference.attention_inputs import CacheWrite, NormRopeForm, PagedKV, QKNormRope
 from quire.tools.bench.kernel_cases import INT, ITEM, Arguments, KernelCase, normal, normals, scaled_normal
 
 _HIDDEN, _WIDTH, _VOCABULARY = 4_096, 14_336, 256_000
@@ -74,7 +74,16 @@ def _layer_norm(tokens: int, width: int) -> KernelCase:
 # --- queries, keys and values before attention ----------------------------------------------------------------------
 
 
-def _qk_norm_rope_and_cache(tokens: int, heads: int, kv_heads: int, d: int, *, normed: bool) -> KernelCase:
+_FORMS = {
+    "": NormRopeForm(),
+    ", interleaved and clipped": NormRopeForm(interleaved=True, clip=1.0),
+    ", layer norm behind": NormRopeForm(centered=True, norm_last=True),
+}
+
+
+def _qk_norm_rope_and_cache(
+    tokens: int, heads: int, kv_heads: int, d: int, *, normed: bool, form: str = ""
+) -> KernelCase:
     def make(device: torch.device) -> Arguments:
         blocks = 2 * (tokens // _BLOCK_SIZE + 1)
         qkv, norm = normals(device, (tokens, heads + 2 * kv_heads, d), (heads + kv_heads, d))
@@ -83,12 +92,31 @@ def _qk_norm_rope_and_cache(tokens: int, heads: int, kv_heads: int, d: int, *, n
         slot_mapping = torch.randperm(blocks * _BLOCK_SIZE, device=device)[:tokens]
         q = torch.empty(tokens, heads, d, dtype=qkv.dtype, device=device)
         angle = angles.cos().bfloat16(), angles.sin().bfloat16()
-        norm_rope = QKNormRope(norm if normed else None, 1e-6, *angle)
+        norm_rope = QKNormRope(norm if normed else None, 1e-6, *angle, form=_FORMS[form])
         return (qkv, norm_rope, CacheWrite(PagedKV(keys, values), slot_mapping), q), {}
 
     moved = 2 * tokens * (heads + 2 * kv_heads) * d + tokens * d + normed * (heads + kv_heads) * d
-    name = f"{tokens} × ({heads} + 2·{kv_heads}) × {d}{', normed' if normed else ''}"
+    name = f"{tokens} × ({heads} + 2·{kv_heads}) × {d}{', normed' if normed else ''}{form}"
     return KernelCase("qk_norm_rope_and_cache", name, make, moved * ITEM + tokens * INT)
+
+
+def _qk_mean_squares(tokens: int, heads: int, kv_heads: int, d: int) -> KernelCase:
+    def make(device: torch.device) -> Arguments:
+        qkv, out = normal(device, tokens, heads + 2 * kv_heads, d), torch.empty(tokens, 2, device=device)
+        return (qkv, heads, kv_heads, 1, out), {}
+
+    moved = tokens * (heads + kv_heads) * d
+    return KernelCase("qk_mean_squares", f"{tokens} × ({heads} + {kv_heads}) × {d}", make, moved * ITEM)
+
+
+def _gate_heads(tokens: int, heads: int, d: int, *, by_head: bool, activation: str) -> KernelCase:
+    def make(device: torch.device) -> Arguments:
+        each = 1 if by_head else d
+        return (normal(device, tokens, heads, d), normal(device, tokens, heads, each), activation), {}
+
+    moved = tokens * heads * (2 * d + (1 if by_head else d))
+    name = f"{tokens} × {heads} × {d}, {activation}{' by head' if by_head else ''}"
+    return KernelCase("gate_heads", name, make, moved * ITEM)
 
 
 # --- products -------------------------------------------------------------------------------------------------------
@@ -126,6 +154,14 @@ def _attention(rows: Sequence[int], heads: int, kv_heads: int, d: int) -> tuple[
         _qk_norm_rope_and_cache(tokens, heads, kv_heads, d, normed=normed)
         for normed in (False, True)
         for tokens in rows
+    ) + tuple(
+        case
+        for tokens in rows
+        for case in (
+            _qk_mean_squares(tokens, heads, kv_heads, d),
+            _gate_heads(tokens, heads, d, by_head=False, activation="sigmoid"),
+            _gate_heads(tokens, heads, d, by_head=True, activation="softplus"),
+        )
     )
 
 
@@ -146,5 +182,6 @@ CASES = (
 SMALL_CASES = (
     *_around((3,), 64, 100, 64, (2, 16)),
     *_attention((3,), 4, 2, 16),
+    *(_qk_norm_rope_and_cache(3, 4, 2, 32, normed=True, form=form) for form in _FORMS if form),
     *_products((3,), ((64, 32),), (64, 32)),
 )

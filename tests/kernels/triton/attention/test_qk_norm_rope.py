@@ -9,12 +9,13 @@ import torch
 from torch import Tensor
 
 from quire.compute.kernels.reference import rowwise_attention as reference
-from quire.compute.kernels.reference.attention_inputs import CacheWrite, PagedKV, QKNormRope
+from quire.compute.kernels.reference.attention_inputs import CacheWrite, NormRopeForm, PagedKV, QKNormRope
 from quire.compute.kernels.reference.paged_attention import compute_slot_mapping as slot_mapping_in_torch
-from quire.compute.kernels.triton.attention.qk_norm_rope import qk_norm_rope_and_cache
+from quire.compute.kernels.triton.attention.qk_norm_rope import qk_mean_squares, qk_norm_rope_and_cache
 from quire.compute.kernels.triton.attention.slot_mapping import compute_slot_mapping
 
 NAN = float("nan")
+HALVES = NormRopeForm()
 DTYPES = [torch.float32, torch.bfloat16]
 
 
@@ -34,8 +35,12 @@ def check(
     dtype: torch.dtype = torch.float32,
     width: int | None = None,
     norm: torch.dtype | None = None,
+    form: NormRopeForm = HALVES,
+    *,
+    of_all: bool = False,
 ) -> None:
-    """`width` dimensions turn; None: there is no rotation."""
+    """`width` dimensions turn; None: there is no rotation. Where heads are normed together (`of_all`), queries have
+    factors too."""
     wide = torch.randn(tokens, heads + 2 * kv_heads + 3, d).to(dtype).to(device)
     qkv = wide[:, : heads + 2 * kv_heads]  # tokens may lie apart
     before = wide.clone()
@@ -48,7 +53,16 @@ def check(
     blocks = 4 if tokens <= 24 else -(-tokens // 8)
     caches = torch.full((2, 2, blocks, 8, kv_heads, d), NAN, dtype=dtype, device=device)
     found, expected = (torch.full((tokens, heads, d), NAN, dtype=dtype, device=device) for _ in range(2))
-    norm_rope = QKNormRope(weight, 1e-3, cos, sin)
+    norm_rope = QKNormRope(weight, 1e-3, cos, sin, form=form)
+    if form.centered and weight is not None:
+        norm_rope = norm_rope._replace(bias=torch.randn_like(weight))
+    if of_all:
+        sums = torch.empty(tokens, 2, device=device), torch.empty(tokens, 2, device=device)
+        qk_mean_squares(qkv, heads, kv_heads, 2, sums[0])
+        reference.qk_mean_squares(qkv, heads, kv_heads, 2, sums[1])
+        torch.testing.assert_close(*sums)
+        factors = torch.rand(tokens, device=device) + 0.5
+        norm_rope = norm_rope._replace(mean_squares=sums[1], query_scale=factors)
     qk_norm_rope_and_cache(qkv, norm_rope, CacheWrite(PagedKV(*caches[0]), slot_mapping), found)
     reference.qk_norm_rope_and_cache(qkv, norm_rope, CacheWrite(PagedKV(*caches[1]), slot_mapping), expected)
     assert torch.equal(wide, before)
@@ -56,7 +70,25 @@ def check(
     largest = 1.0 if not tokens else float(expected.float().abs().max())
     assert_near(found, expected, largest)
     assert_near(caches[0, 0].nan_to_num(), caches[1, 0].nan_to_num(), largest)
-    assert torch.equal(caches[0, 1].nan_to_num(), caches[1, 1].nan_to_num())  # values are copied
+    assert torch.equal(caches[0, 1].nan_to_num(), caches[1, 1].nan_to_num())  # values are copied, or bounded
+
+
+FORMS = {
+    "interleaved": NormRopeForm(interleaved=True),
+    "norm last": NormRopeForm(norm_last=True),
+    "layer norm": NormRopeForm(centered=True),
+    "clipped": NormRopeForm(clip=0.7),
+    "all": NormRopeForm(interleaved=True, centered=True, norm_last=True, clip=1.5),
+}
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize(("d", "width"), [(16, 16), (80, 44), (64, None)])
+def test_forms(d: int, width: int | None, form: str, dtype: torch.dtype, device: str) -> None:
+    check(3, 4, 2, d, device, dtype, width, dtype, FORMS[form])
+    if not FORMS[form].centered:
+        check(3, 4, 2, d, device, dtype, width, dtype, FORMS[form], of_all=True)
 
 
 @pytest.mark.parametrize(("dtype", "tokens"), [*product(DTYPES, (0, 1, 3, 17)), (torch.float16, 3)])

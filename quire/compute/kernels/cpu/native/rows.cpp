@@ -24,21 +24,31 @@ void parallel_rows(int64_t rows, int64_t width, const F& body) {
 inline vf rounded(vf x, const float*) { return x; }
 inline vf rounded(vf x, const bf16*) { return widen(narrow(x)); }
 
-// out = x / sqrt(mean(x²) + eps) · weight. A weight of x's dtype is applied after rounding, as the reference does.
-template <class T, class V>
-void norm_row(const T* x, const V* weight, float eps, int64_t width, T* out) {
+template <class T>
+float squares_of(const T* x, int64_t width) {
     vf squares = zero();
     for (int64_t c = 0; c < width; c += W) {
         vf v = load(x + c, int(std::min<int64_t>(W, width - c)));
         squares = fma(v, v, squares);
     }
-    vf factor = all(1.0f / std::sqrt(sum(squares) / float(width) + eps));
+    return sum(squares);
+}
+
+// out = x / sqrt(mean(x²) + eps) · weight. A weight of x's dtype is applied after rounding, as the reference does.
+template <class T, class V>
+void scale_row(const T* x, const V* weight, float mean_square, int64_t width, T* out) {
+    vf factor = all(1.0f / std::sqrt(mean_square));
     for (int64_t c = 0; c < width; c += W) {
         int n = int(std::min<int64_t>(W, width - c));
         vf v = mul(load(x + c, n), factor);
         if (sizeof(T) == sizeof(V)) v = rounded(v, x);
         store(out + c, mul(v, load(weight + c, n)), n);
     }
+}
+
+template <class T, class V>
+void norm_row(const T* x, const V* weight, float eps, int64_t width, T* out) {
+    scale_row(x, weight, squares_of(x, width) / float(width) + eps, width, out);
 }
 
 template <class T>
@@ -58,32 +68,71 @@ void rms_norm(T* x, const T* delta, const V* weight, int64_t heads, float eps, i
     });
 }
 
-// x / sqrt(var(x) + eps) · weight + bias, after the mean is taken off x.
+// out = x / sqrt(var(x) + eps) · weight + bias, after the mean is taken off x; there may be no bias.
+template <class T, class V>
+void layer_norm_row(const T* x, const V* weight, const V* bias, float eps, int64_t width, T* out) {
+    vf sums = zero(), squares = zero();
+    for (int64_t c = 0; c < width; c += W) sums = add(sums, load(x + c, int(std::min<int64_t>(W, width - c))));
+    vf mean = all(sum(sums) / float(width));
+    for (int64_t c = 0; c < width; c += W) {
+        int n = int(std::min<int64_t>(W, width - c));
+        vf v = sub(load(x + c, n), mean);
+        if (n < W) {  // behind the row stand zeros, less the mean
+            float some[W] = {};
+            store(some, v, n);
+            v = load(some);
+        }
+        squares = fma(v, v, squares);
+    }
+    vf factor = all(1.0f / std::sqrt(sum(squares) / float(width) + eps));
+    for (int64_t c = 0; c < width; c += W) {
+        int n = int(std::min<int64_t>(W, width - c));
+        vf v = mul(sub(load(x + c, n), mean), factor);
+        store(out + c, fma(v, load(weight + c, n), bias ? load(bias + c, n) : zero()), n);
+    }
+}
+
 template <class T>
 void layer_norm(T* x, const T* delta, const T* weight, const T* bias, float eps, int64_t rows, int64_t width, T* out) {
     parallel_rows(rows, width, [&](int64_t row) {
         T* own = x + row * width;
         if (delta) add_row(own, delta + row * width, width);
-        vf sums = zero(), squares = zero();
-        for (int64_t c = 0; c < width; c += W) sums = add(sums, load(own + c, int(std::min<int64_t>(W, width - c))));
-        vf mean = all(sum(sums) / float(width));
-        for (int64_t c = 0; c < width; c += W) {
-            int n = int(std::min<int64_t>(W, width - c));
-            vf v = sub(load(own + c, n), mean);
-            if (n < W) {  // behind the row stand zeros, less the mean
-                float some[W] = {};
-                store(some, v, n);
-                v = load(some);
-            }
-            squares = fma(v, v, squares);
-        }
-        vf factor = all(1.0f / std::sqrt(sum(squares) / float(width) + eps));
-        for (int64_t c = 0; c < width; c += W) {
-            int n = int(std::min<int64_t>(W, width - c));
-            vf v = mul(sub(load(own + c, n), mean), factor);
-            store(out + row * width + c, fma(v, load(weight + c, n), load(bias + c, n)), n);
-        }
+        layer_norm_row(own, weight, bias, eps, width, out + row * width);
     });
+}
+
+// The mean squares of a token's queries and of its keys, over all heads; or a part's summand of them.
+template <class T>
+void qk_mean_squares(const T* qkv, int64_t stride, int64_t tokens, int64_t queries, int64_t keys, int64_t parts,
+                     float* out) {
+    parallel_rows(tokens, queries + keys, [&](int64_t token) {
+        const T* own = qkv + token * stride;
+        out[2 * token] = squares_of(own, queries) / float(queries * parts);
+        out[2 * token + 1] = squares_of(own + queries, keys) / float(keys * parts);
+    });
+}
+
+// Pairs (2i, 2i + 1) turned by the token's angles; what lies behind them stays.
+template <class T>
+void rotate_interleaved(const T* x, const T* cos, const T* sin, int64_t half, int64_t d, T* out) {
+    float a[W], b[W];
+    for (int64_t c = 0; c < half; c += W) {
+        int n = int(std::min<int64_t>(W, half - c));
+        for (int i = 0; i < n; ++i) a[i] = load_one(x + 2 * (c + i)), b[i] = load_one(x + 2 * (c + i) + 1);
+        vf u = load(a, n), v = load(b, n), co = load(cos + c, n), si = load(sin + c, n);
+        store(a, sub(mul(u, co), mul(v, si)));
+        store(b, fma(v, co, mul(u, si)));
+        for (int i = 0; i < n; ++i) store_one(out + 2 * (c + i), a[i]), store_one(out + 2 * (c + i) + 1, b[i]);
+    }
+    if (2 * half < d && x != out) std::memcpy(out + 2 * half, x + 2 * half, (d - 2 * half) * sizeof(T));
+}
+
+template <class T>
+void clip_row(const T* x, float bound, int64_t width, T* out) {
+    for (int64_t c = 0; c < width; c += W) {
+        int n = int(std::min<int64_t>(W, width - c));
+        store(out + c, smaller(all(bound), larger(all(-bound), load(x + c, n))), n);
+    }
 }
 
 // Pairs (i, i + half) turned by the token's angles; what lies behind them stays.
@@ -102,14 +151,19 @@ void rotate_head(const T* x, const T* cos, const T* sin, int64_t half, int64_t d
 template <class T, class C>
 struct Projected {
     const T* qkv;
-    int64_t tokens, heads, kv_heads, d;
+    int64_t stride, tokens, heads, kv_heads, d;
     const T *cos, *sin;
     int64_t half;
     const int64_t* places;
     C *keys, *values;
     T* q;
     const float* scales;  // [2, kv_heads] of a quantized cache
+    int32_t form;         // of kInterleaved, kCentered, kNormLast
+    float clip;           // 0: nothing is clipped
+    const float *mean_squares, *query_scale;
 };
+
+constexpr int32_t kInterleaved = 1, kCentered = 2, kNormLast = 4;
 
 // A query that is multiplied with the scale of its keys; what is in the model's own type is stored divided by one.
 template <class T>
@@ -120,17 +174,43 @@ void multiply_row(T* x, int64_t width, float scale) {
     }
 }
 
+// A query's or a key's head, rotated, or as it is.
+template <class T, class C>
+void rotate(const Projected<T, C>& s, const T* x, int64_t token, T* out) {
+    const T *cos = s.cos + token * s.half, *sin = s.sin + token * s.half;
+    if (s.form & kInterleaved)
+        rotate_interleaved(x, cos, sin, s.half, s.d, out);
+    else
+        rotate_head(x, cos, sin, s.half, s.d, out);
+}
+
 template <class T, class C, class V>
-void norm_rope_and_cache(const Projected<T, C>& s, const V* norm, float eps) {
+void norm_head(const Projected<T, C>& s, const T* x, int64_t token, int64_t head, const V* norm, const V* bias,
+               float eps, T* out) {
+    const V* weight = norm + head * s.d;
+    if (s.form & kCentered)
+        layer_norm_row(x, weight, bias ? bias + head * s.d : nullptr, eps, s.d, out);
+    else if (s.mean_squares)
+        scale_row(x, weight, s.mean_squares[2 * token + (head >= s.heads)] + eps, s.d, out);
+    else
+        norm_row(x, weight, eps, s.d, out);
+}
+
+template <class T, class C, class V>
+void norm_rope_and_cache(const Projected<T, C>& s, const V* norm, const V* bias, float eps) {
     constexpr bool kQuantized = !std::is_same_v<T, C>;
 
     int64_t wide = (s.heads + 2 * s.kv_heads) * s.d;
     parallel_rows(s.tokens, wide, [&](int64_t token) {
-        const T* x = s.qkv + token * wide;
+        const T* x = s.qkv + token * s.stride;
         C* key = s.keys + s.places[token] * s.kv_heads * s.d;
         C* value = s.values + s.places[token] * s.kv_heads * s.d;
-        T* normed = static_cast<T*>(scratch(0, s.d * 8));
+        T* normed = static_cast<T*>(scratch(0, (s.d * 2 + (s.clip > 0 ? wide : 0)) * 4));
         T* rotated = normed + s.d;
+        if (s.clip > 0) {
+            clip_row(x, s.clip, wide, rotated + s.d);
+            x = rotated + s.d;
+        }
         for (int64_t head = 0; head < s.heads + s.kv_heads; ++head) {
             T* to = s.q + (token * s.heads + head) * s.d;
             if (head >= s.heads) {
@@ -140,11 +220,17 @@ void norm_rope_and_cache(const Projected<T, C>& s, const V* norm, float eps) {
                     to = key + (head - s.heads) * s.d;
             }
             const T* from = x + head * s.d;
-            if (norm) {
-                norm_row(from, norm + head * s.d, eps, s.d, normed);
-                from = normed;
+            if (norm && (s.form & kNormLast)) {
+                rotate(s, from, token, normed);
+                norm_head(s, normed, token, head, norm, bias, eps, to);
+            } else {
+                if (norm) {
+                    norm_head(s, from, token, head, norm, bias, eps, normed);
+                    from = normed;
+                }
+                rotate(s, from, token, to);
             }
-            rotate_head(from, s.cos + token * s.half, s.sin + token * s.half, s.half, s.d, to);
+            if (s.query_scale && head < s.heads) multiply_row(to, s.d, s.query_scale[token]);
             if constexpr (kQuantized) {
                 if (head < s.heads)
                     multiply_row(to, s.d, s.scales[head / (s.heads / s.kv_heads)]);
@@ -158,6 +244,32 @@ void norm_rope_and_cache(const Projected<T, C>& s, const V* norm, float eps) {
                 store_scaled(from + head * s.d, s.d, s.scales[s.kv_heads + head], value + head * s.d);
         } else {
             std::memcpy(value, from, s.kv_heads * s.d * sizeof(T));
+        }
+    });
+}
+
+inline float softplus(float x) { return x > 20.0f ? x : std::log1p(std::exp(x)); }
+
+// x · activate(gate), where a head has one gate, or each of its elements its own.
+template <class T>
+void gate_heads(T* x, const T* gate, int64_t stride, int64_t tokens, int64_t heads, int64_t d, bool shared, bool soft) {
+    parallel_rows(tokens, 4 * heads * d, [&](int64_t token) {
+        const T* gates = gate + token * stride;
+        for (int64_t head = 0; head < heads; ++head) {
+            T* own = x + (token * heads + head) * d;
+            for (int64_t c = 0; c < d; c += W) {
+                int n = int(std::min<int64_t>(W, d - c));
+                vf factor = shared ? all(load_one(gates + head)) : load(gates + head * d + c, n);
+                if (soft) {
+                    float some[W];
+                    store(some, factor);
+                    for (int i = 0; i < (shared ? 1 : n); ++i) some[i] = softplus(some[i]);
+                    factor = shared ? all(some[0]) : load(some, n);
+                } else {
+                    factor = div(all(1.0f), add(all(1.0f), exponential(sub(zero(), factor))));
+                }
+                store(own + c, mul(load(own + c, n), rounded(factor, own)), n);
+            }
         }
     });
 }
@@ -195,6 +307,14 @@ using namespace quire;
                                             int64_t rows, int64_t width, T* out) {                                     \
         layer_norm(x, delta, weight, bias, eps, rows, width, out);                                                     \
     }                                                                                                                  \
+    extern "C" void quire_qk_mean_squares_##name(const T* qkv, int64_t stride, int64_t tokens, int64_t queries,         \
+                                                 int64_t keys, int64_t parts, float* out) {                            \
+        qk_mean_squares(qkv, stride, tokens, queries, keys, parts, out);                                               \
+    }                                                                                                                  \
+    extern "C" void quire_gate_heads_##name(T* x, const T* gate, int64_t stride, int64_t tokens, int64_t heads,         \
+                                            int64_t d, int32_t shared, int32_t soft) {                                 \
+        gate_heads(x, gate, stride, tokens, heads, d, shared, soft);                                                   \
+    }                                                                                                                  \
     extern "C" void quire_silu_and_mul_##name(const T* x, int64_t rows, int64_t width, T* out) {                       \
         activate_rows<true>(x, rows, width, out, [](vf v) { return silu(v); });                                        \
     }                                                                                                                  \
@@ -209,6 +329,8 @@ using namespace quire;
     }                                                                                                                  \
     QUIRE_ENTRY(rms_norm_##name)                                                                                       \
     QUIRE_ENTRY(layer_norm_##name)                                                                                     \
+    QUIRE_ENTRY(gate_heads_##name)                                                                                     \
+    QUIRE_ENTRY(qk_mean_squares_##name)                                                                                \
     QUIRE_ENTRY(silu_and_mul_##name)                                                                                   \
     QUIRE_ENTRY(gelu_and_mul_##name)                                                                                   \
     QUIRE_ENTRY(gelu_##name)                                                                                           \
@@ -219,14 +341,16 @@ QUIRE_ROWS(fp32, float)
 
 #define QUIRE_QK_NORM_ROPE_AND_CACHE(name, T, C)                                                                       \
     extern "C" void quire_qk_norm_rope_and_cache_##name(                                                               \
-        const T* qkv, int64_t tokens, int64_t heads, int64_t kv_heads, int64_t d, const void* norm, int32_t wide,      \
-        float eps, const T* cos, const T* sin, int64_t half, const int64_t* places, C* keys, C* values, T* q,          \
-        const float* scales) {                                                                                         \
-        Projected<T, C> s{qkv, tokens, heads, kv_heads, d, cos, sin, half, places, keys, values, q, scales};           \
+        const T* qkv, int64_t stride, int64_t tokens, int64_t heads, int64_t kv_heads, int64_t d, const void* norm,    \
+        const void* bias, int32_t wide, float eps, const T* cos, const T* sin, int64_t half, const int64_t* places,    \
+        C* keys, C* values, T* q, const float* scales, int32_t form, float clip, const float* mean_squares,            \
+        const float* query_scale) {                                                                                    \
+        Projected<T, C> s{qkv, stride, tokens, heads, kv_heads, d, cos, sin, half, places, keys, values, q, scales,    \
+                          form, clip, mean_squares, query_scale};                                                      \
         if (wide) {                                                                                                    \
-            norm_rope_and_cache(s, static_cast<const float*>(norm), eps);                                              \
+            norm_rope_and_cache(s, static_cast<const float*>(norm), static_cast<const float*>(bias), eps);             \
         } else {                                                                                                       \
-            norm_rope_and_cache(s, static_cast<const T*>(norm), eps);                                                  \
+            norm_rope_and_cache(s, static_cast<const T*>(norm), static_cast<const T*>(bias), eps);                     \
         }                                                                                                              \
     }                                                                                                                  \
     QUIRE_ENTRY(qk_norm_rope_and_cache_##name)

@@ -156,7 +156,15 @@ extern "C" void quire_grow_frequencies(const int64_t* lengths, int64_t tokens, f
     }
 }
 
+// Factors of queries, which grow with the logarithm of how often `length` positions lie before.
+extern "C" void quire_query_scales(const int64_t* positions, int64_t tokens, float growth, int64_t length, int64_t first,
+                                   float* out) {
+    for (int64_t token = 0; token < tokens; ++token)
+        out[token] = 1.0f + growth * std::log1p(float((positions[token] + first) / length));
+}
+
 QUIRE_ENTRY(sequence_lengths)
+QUIRE_ENTRY(query_scales)
 QUIRE_ENTRY(choose_frequencies)
 QUIRE_ENTRY(grow_frequencies)
 QUIRE_ENTRY(prepare_inputs)

@@ -28,6 +28,8 @@ inline bf16 narrow(float x) {  // to the nearest, of two the even one
 
 inline float load_one(const float* p) { return *p; }
 inline float load_one(const bf16* p) { return widen(*p); }
+inline void store_one(float* p, float x) { *p = x; }
+inline void store_one(bf16* p, float x) { *p = narrow(x); }
 
 #if defined(__AVX512F__)
 

@@ -36,13 +36,13 @@ def qk_norm_rope_and_cache(qkv: Tensor, norm_rope: QKNormRope, write: CacheWrite
 
     Tokens of qkv may lie apart; all other tensors are contiguous.
     """
-    norm, eps, cos, sin, update = norm_rope
+    norm, eps, cos, sin, update, form, bias, mean_squares, query_scale = norm_rope
     (keys, values, scales), slot_mapping = write
     tokens, heads, d = q.shape
     kv_heads = keys.shape[2]
     assert qkv.stride()[1:] == (d, 1)
     assert keys.is_contiguous() and values.is_contiguous() and slot_mapping.is_contiguous() and q.is_contiguous()
-    assert all(t is None or t.is_contiguous() for t in (norm, cos, sin))
+    assert all(t is None or t.is_contiguous() for t in (norm, cos, sin, bias, mean_squares, query_scale))
     if not tokens:
         return
     half = 0 if cos is None else cos.shape[-1]
@@ -63,11 +63,26 @@ def qk_norm_rope_and_cache(qkv: Tensor, norm_rope: QKNormRope, write: CacheWrite
         rank, modules = b.shape[2], len(weights.rows)
         assert slot_of_row is not None and modules in (1, 3)
     _qk_norm_rope_and_cache[(tokens, -(-(heads + 2 * kv_heads) // tile))](
-        qkv, norm, cos, sin, keys, values, slot_mapping, q, scales,
+        qkv, norm, bias, mean_squares, query_scale, cos, sin, keys, values, slot_mapping, q, scales,
         low, slot_of_row, b, ranks, factors, summands, scaled, b_stride, ranks_stride, qkv.stride(0), eps,
+        form.clip or 0.0,
         MOST=LARGEST.get(keys.dtype, 0.0), HEADS=heads, KV_HEADS=kv_heads, D=d, HALF=half,
         HALF_BLOCK=_block(half), REST_BLOCK=_block(d - 2 * half), RANK=rank, MODULES=modules, BLOCK_R=_BLOCK_R,
-        TILE=tile, OVERLAP=overlap, num_warps=warps, launch_pdl=overlap,
+        TILE=tile, CLIPPED=form.clip is not None, CENTERED=form.centered, NORM_LAST=form.norm_last,
+        INTERLEAVED=form.interleaved, OVERLAP=overlap, num_warps=warps, launch_pdl=overlap,
+    )  # fmt: skip
+
+
+def qk_mean_squares(qkv: Tensor, heads: int, kv_heads: int, parts: int, out: Tensor) -> None:
+    """Implement reference/rowwise_attention.py's `qk_mean_squares`; tokens of qkv may lie apart."""
+    tokens, _, d = qkv.shape
+    assert qkv.stride()[1:] == (d, 1) and out.is_contiguous()
+    if not tokens:
+        return
+    overlap = can_overlap(qkv.device)
+    _qk_mean_squares[(tokens, 2)](
+        qkv, out, qkv.stride(0), 1.0 / (heads * d * parts), 1.0 / (kv_heads * d * parts),
+        QUERIES=heads * d, KEYS=kv_heads * d, BLOCK=1024, OVERLAP=overlap, num_warps=4, launch_pdl=overlap,
     )  # fmt: skip
 
 
@@ -89,17 +104,19 @@ def _block(n: int) -> int:
     ]
 )
 def _qk_norm_rope_and_cache(
-    qkv, norm, cos, sin, keys, values, slot_mapping, q, scales, low, slot_of_row, b, ranks, factors, summands, scaled,
-    b_stride, ranks_stride, qkv_token, eps,
+    qkv, norm, bias, mean_squares, query_scale, cos, sin, keys, values, slot_mapping, q, scales,
+    low, slot_of_row, b, ranks, factors, summands, scaled, b_stride, ranks_stride, qkv_token, eps, clip,
     MOST: tl.constexpr, HEADS: tl.constexpr, KV_HEADS: tl.constexpr, D: tl.constexpr, HALF: tl.constexpr,
     HALF_BLOCK: tl.constexpr, REST_BLOCK: tl.constexpr, RANK: tl.constexpr, MODULES: tl.constexpr,
-    BLOCK_R: tl.constexpr, TILE: tl.constexpr, OVERLAP: tl.constexpr,
+    BLOCK_R: tl.constexpr, TILE: tl.constexpr, CLIPPED: tl.constexpr, CENTERED: tl.constexpr,
+    NORM_LAST: tl.constexpr, INTERLEAVED: tl.constexpr, OVERLAP: tl.constexpr,
 ):  # fmt: skip
     """Process some heads of a token, each in three parts: HALF dimensions, the HALF that rotate with them, and the
     rest.
 
     The rest is only normed.
     """
+    SCALED: tl.constexpr = query_scale is not None
     release_dependents(OVERLAP)
     token = tl.program_id(0).to(tl.int64)
     head = tl.program_id(1) * TILE + tl.arange(0, TILE)
@@ -109,6 +126,10 @@ def _qk_norm_rope_and_cache(
     turns = inside[:, None] & (turning < HALF)[None, :]
     rests = inside[:, None] & (resting < D - 2 * HALF)[None, :]
     own = (head * D)[:, None]
+    if INTERLEAVED:
+        firsts, seconds = 2 * turning, 2 * turning + 1
+    else:
+        firsts, seconds = turning, turning + HALF
     if low is not None:
         slot = tl.load(slot_of_row + token)
         used = tl.load(ranks + (slot - 1) * ranks_stride, slot != 0, 0)
@@ -120,16 +141,16 @@ def _qk_norm_rope_and_cache(
             factors += (slot - 1) * b_stride + own
             summands += (slot - 1) * b_stride + own
         if HALF > 0:
-            first_b = _of_b(b, turning, changed[:, None] & (turning < HALF)[None, :], RANK)
-            second_b = _of_b(b, turning + HALF, changed[:, None] & (turning < HALF)[None, :], RANK)
+            first_b = _of_b(b, firsts, changed[:, None] & (turning < HALF)[None, :], RANK)
+            second_b = _of_b(b, seconds, changed[:, None] & (turning < HALF)[None, :], RANK)
         if D > 2 * HALF:
             rest_b = _of_b(b, resting + 2 * HALF, changed[:, None] & (resting < D - 2 * HALF)[None, :], RANK)
     wait_for_inputs(OVERLAP)
     row = qkv + token * qkv_token + own
-    total = tl.zeros((TILE,), tl.float32)
+    first, second, rest = None, None, None
     if HALF > 0:
-        first = tl.load(row + turning[None, :], turns, 0.0)
-        second = tl.load(row + HALF + turning[None, :], turns, 0.0)
+        first = tl.load(row + firsts[None, :], turns, 0.0)
+        second = tl.load(row + seconds[None, :], turns, 0.0)
     if D > 2 * HALF:
         rest = tl.load(row + 2 * HALF + resting[None, :], rests, 0.0)
     cache_slot = tl.load(slot_mapping + token)
@@ -150,11 +171,11 @@ def _qk_norm_rope_and_cache(
         if used != 0:
             if HALF > 0:
                 first_sums = _updated(
-                    first_sums, first_b, b, first_low, its_low, factors, summands, rescaled, turning, used, turns,
+                    first_sums, first_b, b, first_low, its_low, factors, summands, rescaled, firsts, used, turns,
                     RANK, BLOCK_R,
                 )  # fmt: skip
                 second_sums = _updated(
-                    second_sums, second_b, b, first_low, its_low, factors, summands, rescaled, turning + HALF, used,
+                    second_sums, second_b, b, first_low, its_low, factors, summands, rescaled, seconds, used,
                     turns, RANK, BLOCK_R,
                 )  # fmt: skip
             if D > 2 * HALF:
@@ -166,27 +187,36 @@ def _qk_norm_rope_and_cache(
             first, second = first_sums.to(first.dtype), second_sums.to(second.dtype)
         if D > 2 * HALF:
             rest = rest_sums.to(rest.dtype)
-    if norm is not None:
+    if CLIPPED:
         if HALF > 0:
-            total += tl.sum(first.to(tl.float32) * first.to(tl.float32), 1)
-            total += tl.sum(second.to(tl.float32) * second.to(tl.float32), 1)
+            first, second = _clipped(first, clip), _clipped(second, clip)
         if D > 2 * HALF:
-            total += tl.sum(rest.to(tl.float32) * rest.to(tl.float32), 1)
-        scale = tl.rsqrt(total / D + eps)[:, None]
-        if HALF > 0:
-            first = _normed(first, scale, norm + own + turning[None, :], turns & changes[:, None], changes)
-            second = _normed(second, scale, norm + own + HALF + turning[None, :], turns & changes[:, None], changes)
-        if D > 2 * HALF:
-            rest = _normed(rest, scale, norm + own + 2 * HALF + resting[None, :], rests & changes[:, None], changes)
+            rest = _clipped(rest, clip)
+    if norm is not None and not NORM_LAST:
+        first, second, rest = _normed_parts(
+            first, second, rest, norm, bias, mean_squares, own, token, head, firsts, seconds, resting, turns, rests,
+            changes, eps, HEADS, D, HALF, CENTERED,
+        )  # fmt: skip
     if HALF > 0:
         c, s = c.to(tl.float32), s.to(tl.float32)
         x, y = first.to(tl.float32), second.to(tl.float32)
         first = tl.where(changes[:, None], (x * c - y * s).to(first.dtype), first)
         second = tl.where(changes[:, None], (y * c + x * s).to(second.dtype), second)
-        _store(first, q, keys, values, scales, token, cache_slot, head, turning, turns, MOST, HEADS, KV_HEADS, D)
-        _store(
-            second, q, keys, values, scales, token, cache_slot, head, turning + HALF, turns, MOST, HEADS, KV_HEADS, D
-        )
+    if norm is not None and NORM_LAST:
+        first, second, rest = _normed_parts(
+            first, second, rest, norm, bias, mean_squares, own, token, head, firsts, seconds, resting, turns, rests,
+            changes, eps, HEADS, D, HALF, CENTERED,
+        )  # fmt: skip
+    if SCALED:
+        factor = tl.where(head < HEADS, tl.load(query_scale + token), 1.0)[:, None]
+        if HALF > 0:
+            first = (first.to(tl.float32) * factor).to(first.dtype)
+            second = (second.to(tl.float32) * factor).to(second.dtype)
+        if D > 2 * HALF:
+            rest = (rest.to(tl.float32) * factor).to(rest.dtype)
+    if HALF > 0:
+        _store(first, q, keys, values, scales, token, cache_slot, head, firsts, turns, MOST, HEADS, KV_HEADS, D)
+        _store(second, q, keys, values, scales, token, cache_slot, head, seconds, turns, MOST, HEADS, KV_HEADS, D)
     if D > 2 * HALF:
         _store(
             rest, q, keys, values, scales, token, cache_slot, head, resting + 2 * HALF, rests, MOST, HEADS, KV_HEADS, D
@@ -221,13 +251,74 @@ def _updated(
 
 
 @triton.jit
-def _normed(x, scale, weights, mask, changes):
-    """Return x · scale · weight, rounded before the weight where that has x's dtype; values are unchanged."""
-    weight = tl.load(weights, mask, 0.0)
-    normed = x.to(tl.float32) * scale
-    if weight.dtype == x.dtype:
-        normed = normed.to(x.dtype).to(tl.float32)
-    return tl.where(changes[:, None], (normed * weight.to(tl.float32)).to(x.dtype), x)
+def _clipped(x, bound):
+    """Return x, bounded to [-bound, bound]."""
+    wide = tl.minimum(tl.maximum(x.to(tl.float32), -bound, tl.PropagateNan.ALL), bound, tl.PropagateNan.ALL)
+    return wide.to(x.dtype)
+
+
+@triton.jit
+def _normed_parts(
+    first, second, rest, norm, bias, mean_squares, own, token, head, firsts, seconds, resting, turns, rests, changes,
+    eps, HEADS: tl.constexpr, D: tl.constexpr, HALF: tl.constexpr, CENTERED: tl.constexpr,
+):  # fmt: skip
+    """Return the three parts of heads, normed by each head's mean square or by that of all heads."""
+    mean = 0.0
+    if CENTERED:
+        sums = tl.zeros((head.shape[0],), tl.float32)
+        if HALF > 0:
+            sums += tl.sum(first.to(tl.float32), 1) + tl.sum(second.to(tl.float32), 1)
+        if D > 2 * HALF:
+            sums += tl.sum(rest.to(tl.float32), 1)
+        mean = (sums / D)[:, None]
+    if mean_squares is not None:
+        of_keys = tl.where(head < HEADS, 0, 1)
+        scale = tl.rsqrt(tl.load(mean_squares + 2 * token + of_keys) + eps)[:, None]
+    else:
+        total = tl.zeros((head.shape[0],), tl.float32)
+        if HALF > 0:
+            total += _squares(first, mean, turns, CENTERED)
+            total += _squares(second, mean, turns, CENTERED)
+        if D > 2 * HALF:
+            total += _squares(rest, mean, rests, CENTERED)
+        scale = tl.rsqrt(total / D + eps)[:, None]
+    if HALF > 0:
+        its = turns & changes[:, None]
+        first = _normed(first, mean, scale, norm, bias, own + firsts[None, :], its, changes, CENTERED)
+        second = _normed(second, mean, scale, norm, bias, own + seconds[None, :], its, changes, CENTERED)
+    if D > 2 * HALF:
+        its = rests & changes[:, None]
+        rest = _normed(rest, mean, scale, norm, bias, own + 2 * HALF + resting[None, :], its, changes, CENTERED)
+    return first, second, rest
+
+
+@triton.jit
+def _squares(x, mean, mask, CENTERED: tl.constexpr):
+    """Return the sum of squares of each head's part, less its mean."""
+    wide = x.to(tl.float32)
+    if CENTERED:
+        wide = tl.where(mask, wide - mean, 0.0)
+    return tl.sum(wide * wide, 1)
+
+
+@triton.jit
+def _normed(x, mean, scale, norm, bias, at, mask, changes, CENTERED: tl.constexpr):
+    """Return x · scale · weight, rounded before the weight where that has x's dtype; values are unchanged.
+
+    A layer norm is rounded once, and may have a bias.
+    """
+    weight = tl.load(norm + at, mask, 0.0)
+    normed = x.to(tl.float32)
+    if CENTERED:
+        normed = (normed - mean) * scale
+    else:
+        normed = normed * scale
+        if weight.dtype == x.dtype:
+            normed = normed.to(x.dtype).to(tl.float32)
+    normed = normed * weight.to(tl.float32)
+    if bias is not None:
+        normed += tl.load(bias + at, mask, 0.0).to(tl.float32)
+    return tl.where(changes[:, None], normed.to(x.dtype), x)
 
 
 @triton.jit
@@ -259,3 +350,24 @@ def _quantized(x, dtype: tl.constexpr, MOST: tl.constexpr):
     if dtype == tl.int8:
         x = (x + 12582912.0) - 12582912.0  # 1.5 · 2²³ leaves no digits behind the point
     return x.to(dtype)
+
+
+@fast_launch
+@triton.jit
+def _qk_mean_squares(
+    qkv, out, qkv_token, of_query, of_key, QUERIES: tl.constexpr, KEYS: tl.constexpr, BLOCK: tl.constexpr,
+    OVERLAP: tl.constexpr,
+):  # fmt: skip
+    """Add up the squares of a token's queries, or of its keys, times a factor."""
+    release_dependents(OVERLAP)
+    token, of_keys = tl.program_id(0).to(tl.int64), tl.program_id(1)
+    begin = token * qkv_token + of_keys * QUERIES
+    count = tl.where(of_keys == 0, QUERIES, KEYS)
+    wait_for_inputs(OVERLAP)
+    total = tl.zeros((BLOCK,), tl.float32)
+    for first in range(0, count, BLOCK):
+        at = first + tl.arange(0, BLOCK)
+        x = tl.load(qkv + begin + at, at < count, 0.0).to(tl.float32)
+        total += x * x
+    factor = tl.where(of_keys == 0, of_query, of_key)
+    tl.store(out + 2 * token + of_keys, tl.sum(total, 0) * factor)

@@ -1,0 +1,54 @@
+"""Granite and HyperCLOVA X: Llama with factors of embeddings, sublayers, scores and logits (Yang et al. 2022, μP)."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from quire.models.config_file import ConfigFile
+from quire.models.families.family import Family, ModuleNames
+from quire.models.layer_spec import LayerSpec, with_parts
+
+if TYPE_CHECKING:
+    from quire.models.spec import ModelSpec
+
+_PERI = ("input_layernorm", "post_norm1", "post_attention_layernorm", "post_norm2")
+
+
+def granite_layer(fields: ConfigFile, layer: LayerSpec, number: int) -> LayerSpec:
+    """Return the layer with its scale of scores and, in the norm's epsilon, the factor m of what sublayers add.
+
+    The stream is kept divided by m: x / m += sublayer(norm(x / m)). With an epsilon that is divided by m², norms of it
+    are norms of x.
+    """
+    factor = fields.number("residual_multiplier", 1.0)
+    scale, eps = fields.number("attention_multiplier", 1.0), layer.norms.eps / factor**2
+    return with_parts(layer, mixer={"scale": scale}, norms={"eps": eps})
+
+
+def granite_model(fields: ConfigFile, spec: ModelSpec) -> ModelSpec:
+    """Return the model with the factors of its embeddings, which are divided as the stream is, and of its logits."""
+    embedding = fields.number("embedding_multiplier", 1.0) / fields.number("residual_multiplier", 1.0)
+    return replace(spec, embedding_scale=embedding, logit_scale=1 / fields.number("logits_scaling", 1.0))
+
+
+def _hyperclova_layer(fields: ConfigFile, layer: LayerSpec, number: int) -> LayerSpec:
+    scale = fields.number("attention_multiplier", layer.mixer.scale)
+    around = {"number": 4, "place": "around"} if fields.flag("use_post_norm", True) else {}
+    return with_parts(granite_layer(fields, layer, number), mixer={"scale": scale}, norms=around)
+
+
+def _hyperclova_model(fields: ConfigFile, spec: ModelSpec) -> ModelSpec:
+    family = spec.family
+    if not fields.flag("use_post_norm", True):
+        family = replace(family, modules=ModuleNames())
+    scale = fields.number("logits_scaling", 1.0)
+    return replace(granite_model(fields, spec), logit_scale=scale, family=family)
+
+
+FAMILIES: dict[str, Family] = {
+    "GraniteForCausalLM": Family(read_layer=granite_layer, read_model=granite_model),
+    "HyperCLOVAXForCausalLM": Family(
+        modules=ModuleNames(norms=_PERI), read_layer=_hyperclova_layer, read_model=_hyperclova_model
+    ),
+}
