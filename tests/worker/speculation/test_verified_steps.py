@@ -86,12 +86,12 @@ def token_by_token(
         slots.length[row] += len(tokens)
         slots.host.max_lengths[row] = 10 + len(tokens)
         at += 1 + len(drafts)
-        result.counts.append(0 if error else len(tokens))
         if error:
             result.errors.append((row, error))
-        else:
-            result.tokens.extend(tokens)
-            result.logprobs.extend(entries)
+            tokens, entries = tokens[:-1], entries[:-1]
+        result.counts.append(len(tokens))
+        result.tokens.extend(tokens)
+        result.logprobs.extend(entries)
     return result, columns_of(slots, result)
 
 

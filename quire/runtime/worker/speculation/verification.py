@@ -299,10 +299,11 @@ class Verifier:
         """Return the step's result; `outputs` are tokens, faults, and the number of tokens that each row gains."""
         drafts, host = step.drafts, self._slots.host
         tokens, faults, gained = outputs[0], outputs[1], outputs[2].copy()
-        failed = self._failed(drafts, faults, changed, gained)
         same = (host.owners[step.slots] == owners)[drafts.first_positions]
-        unused = drafts.counts + 1 - np.maximum(gained, 1)
+        unused = drafts.counts + 1 - gained
         host.max_lengths[step.slots[drafts.first_positions]] -= np.where(same, unused, 0)
+        failed = _failed_rows(drafts, errors_of(faults, changed.broken, changed.positions), gained)
+        gained[list(failed)] -= 1
         kept, entries = _kept(drafts, gained), logprobs()
         return Result(
             step.number, gained.tolist(), tokens[kept].tolist(),
@@ -311,18 +312,13 @@ class Verifier:
             refused=[row for row, text in failed.items() if text in REFUSALS],
         )  # fmt: skip
 
-    def _failed(
-        self, drafts: StepDrafts, faults: npt.NDArray[np.int8], changed: _Changed, gained: IntArray
-    ) -> Mapping[int, str]:
-        """Return the errors at the last tokens that rows gain, by sampled row. The entries of failed rows in `gained`
-        are set to 0."""
-        errors = errors_of(faults, changed.broken, changed.positions)
-        if not errors:
-            return {}
-        last = drafts.first_positions + gained - 1
-        failed = {row: errors[place] for row, place in enumerate(last.tolist()) if place in errors}
-        gained[list(failed)] = 0
-        return failed
+
+def _failed_rows(drafts: StepDrafts, errors: Mapping[int, str], gained: IntArray) -> Mapping[int, str]:
+    """Return the errors of rows whose last gained token failed, by sampled row, from the errors of positions."""
+    if not errors:
+        return {}
+    last = drafts.first_positions + gained - 1
+    return {row: errors[place] for row, place in enumerate(last.tolist()) if place in errors}
 
 
 def _kept(drafts: StepDrafts, gained: IntArray) -> IntArray:
