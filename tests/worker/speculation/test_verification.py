@@ -17,7 +17,7 @@ from quire.foundation.messages.workers import Result
 from quire.runtime.worker.buffer_ring import BufferRing
 from quire.runtime.worker.sampling.logprobs import LogprobsMode
 from quire.runtime.worker.sampling.sampled_outputs import UNSOUND_TEXT, SampledOutputs
-from quire.runtime.worker.sampling.sampler import sample
+from quire.runtime.worker.sampling.sampler import sample_with_transforms
 from quire.runtime.worker.sampling.token_bitmasks import BitmaskBuffer
 from quire.runtime.worker.slot_table import SlotTable
 from quire.runtime.worker.speculation.synthetic_acceptance import SyntheticAcceptance
@@ -170,7 +170,7 @@ def alone(owner: dict[str, Any], tokens: int, last: int = START) -> list[int]:
     """What a slot samples token by token."""
     slots, found = table([owner]), []
     for _ in range(tokens):
-        sampled = sample(NEXT[last].unsqueeze(0), np.array([0]), slots)
+        sampled = sample_with_transforms(NEXT[last].unsqueeze(0), np.array([0]), slots)
         last = int(sampled.tokens)
         slots.num_sampled[0] += 1
         found.append(last)
