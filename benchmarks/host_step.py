@@ -66,6 +66,7 @@ class StubExecutor:
         began = time.thread_time()
         self._slots.admit(plan.admitted)
         host = HostBatch.of(plan, self._slots.host.max_lengths)
+        self._slots.host.max_lengths[host.slots] += host.counts
         staging = self._staging
         copied = staging.begin()
         inputs = StepInputs(

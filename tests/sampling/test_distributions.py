@@ -16,7 +16,7 @@ from msgspec.structs import replace
 from torch import Tensor
 
 from quire.runtime.worker.sampling.sampled_outputs import errors_of
-from quire.runtime.worker.sampling.sampler import sample
+from quire.runtime.worker.sampling.sampler import sample_with_transforms
 from quire.runtime.worker.slot_table import SlotTable
 from tests.sampling.chi_square import critical, statistic
 from tests.sampling.rules import ruled
@@ -77,7 +77,7 @@ def counts(logits: Tensor, seed: int = 17, **params: Any) -> list[float]:
     admit(slots, [admitted(row, seed=seed + row % 7, num_sampled=row, **params) for row in range(ROWS)])
     many, seen = logits.repeat(ROWS, 1), torch.zeros(len(logits))
     for _ in range(0, DRAWS, ROWS):
-        sampled = sample(many, np.arange(ROWS), slots)
+        sampled = sample_with_transforms(many, np.arange(ROWS), slots)
         assert not errors_of(sampled.faults.numpy(), sampled.broken)
         seen += torch.bincount(sampled.tokens, minlength=len(logits))
         slots.num_sampled += ROWS
@@ -119,7 +119,9 @@ def test_penalties_and_bias_shape_the_distribution() -> None:
     for first in range(0, DRAWS // 4, ROWS):
         slots = SlotTable(ROWS, 1, 1, VOCAB, torch.device("cpu"))
         admit(slots, [replace(base, slot=row, num_sampled=first + row) for row in range(ROWS)])
-        seen += torch.bincount(sample(LOGITS.repeat(ROWS, 1), np.arange(ROWS), slots).tokens, minlength=VOCAB)
+        seen += torch.bincount(
+            sample_with_transforms(LOGITS.repeat(ROWS, 1), np.arange(ROWS), slots).tokens, minlength=VOCAB
+        )
     assert surprise(seen.tolist(), expected(scores, {"temperature": 1.2})) < 1
     assert surprise(seen.tolist(), expected(LOGITS.tolist(), {"temperature": 1.2})) > 1
 

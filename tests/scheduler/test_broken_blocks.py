@@ -86,3 +86,23 @@ def test_nobody_finds_broken_blocks(meanwhile: Callable[[Stage], None], mode: Pr
         stage.scheduler.process_result(stage.result())
     assert stage.pool.num_free == 8
     assert stage.scheduler.host.num_free == 8
+
+
+@pytest.mark.parametrize(("stop_ids", "ended"), [([], "refused"), ([8], "stop")])
+def test_a_row_that_fails_keeps_the_drafts_accepted_before(stop_ids: list[int], ended: str) -> None:
+    """Steps without drafts would have brought these tokens first, and would not fail behind one that stops."""
+    pool = BlockPool(8, BLOCK)
+    scheduler = Scheduler(
+        pool, 4, TokenBudget(64), Preemption(HostPool()), SystemClock(), max_drafts=lambda add: 4
+    )  # fmt: skip
+    scheduler.add(add(1, [1, 2], 20, stop_ids=stop_ids))
+    assert scheduler.plan() is not None
+    scheduler.process_result(Result(1, [1], [6]))
+    plan = scheduler.plan()
+    assert plan is not None
+    assert plan.drafts == [4]
+    result = Result(plan.step, [2], [7, 8], errors=[(0, "No token is left.")], drafted=[4], refused=[0])
+    outputs = scheduler.process_result(result)
+    assert (outputs.ids, outputs.counts, outputs.tokens) == ([1], [2], [7, 8])
+    assert [(request.ended, request.tokens) for request in outputs.ended] == [(ended, [1, 2, 6, 7, 8])]
+    assert pool.num_free == 8

@@ -28,4 +28,6 @@ def verifying(slots: SlotTable, proposed: Sequence[Sequence[int]], masked: Seque
     counts = [1 + number for number in numbers]
     plan = Plan(step=1, slots=every, counts=counts, sampled_rows=every, masked=list(masked), drafts=numbers)
     slots.length[every] += torch.tensor(counts)
-    return Step(plan, StepKind.VERIFY, HostBatch.of(plan, slots.host.max_lengths, drafts), drafts=drafts)
+    host = HostBatch.of(plan, slots.host.max_lengths, drafts)
+    slots.host.max_lengths[every] += host.counts
+    return Step(plan, StepKind.VERIFY, host, drafts=drafts)

@@ -12,7 +12,7 @@ from torch import Tensor
 from quire.models.spec import read_spec
 from quire.models.weights.safetensors import SafetensorsCheckpoint
 from quire.models.weights.safetensors_files import SINGLE
-from quire.runtime.worker.left_out_tensors import left_out
+from quire.runtime.worker.weight_loading import left_out
 from tests.checkpoints import make_llama, make_tiny
 
 INV_FREQ = "model.layers.{}.self_attn.rotary_emb.inv_freq"

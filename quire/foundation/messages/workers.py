@@ -158,7 +158,8 @@ class Result(Message, frozen=True):
         counts: Tokens each sampled row gained: 0 to 1 + its drafts.
         tokens: Those tokens, concatenated.
         logprobs: Empty, or one entry a token.
-        errors: (index into the sampled rows, message): that sequence failed (NaN logits, say) and gained nothing.
+        errors: (index into the sampled rows, message): that sequence failed (NaN logits, say). Its row may still have
+            gained drafts that were accepted before.
         refused: Those indices of `errors` where what the request itself asks for is to blame.
         prompt_logprobs: One list for each of `Plan.prompt_logprobs_rows`, one entry a position.
         ready_host_blocks: From now on plans may swap to the host blocks 0 to this number - 1; 0: as many as before.

@@ -24,7 +24,7 @@ READABLE_DTYPES = ("F64", "F32", "F16", "BF16", *QUANTIZED)
 _SHOWN = 8
 _HARMLESS = re.compile(r"\.rotary_emb\.inv_freq$|\.attn\.(masked_)?bias$|^lm_head\.weight$|\.[kv]_scale$")
 """Tensors that checkpoints carry and no model reads: frequencies and causal masks of old ones, which are compared as
-they are left out (runtime/worker/left_out_tensors.py), a second head that equals the embedding (`has_own_head`), and
+they are left out (runtime/worker/weight_loading.py), a second head that equals the embedding (`has_own_head`), and
 scales of a quantized KV cache, which --kv-cache-dtype auto does without."""
 
 

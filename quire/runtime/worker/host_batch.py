@@ -50,8 +50,8 @@ class HostBatch:
 
     @classmethod
     def of(cls, plan: Plan, max_lengths: IntArray, drafts: StepDrafts | None = None) -> HostBatch:
-        """Make the batch of a plan and its drafts. `max_lengths` [slots], the maximum tokens of each slot, is advanced
-        in place."""
+        """Make the batch of a plan and its drafts. `max_lengths` [slots] are the maximum tokens of each slot before the
+        step."""
         slots, counts = np.array(plan.slots, dtype=np.int64), np.array(plan.counts, dtype=np.int64)
         sampled = np.array(plan.sampled_rows, dtype=np.int64)
         if drafts is not None:
@@ -62,8 +62,6 @@ class HostBatch:
         single = total == len(slots)  # a token a row
         row_of_token = rows if single else np.repeat(rows, counts)
         offsets = np.zeros_like(rows) if single else np.arange(total) - first_tokens[row_of_token]
-        before = max_lengths[slots]
-        max_lengths[slots] = before + counts
         logits_indices, masked = ends[sampled] - 1, np.searchsorted(sampled, plan.masked) if plan.masked else _NONE
         drafted = None
         if drafts:
@@ -76,7 +74,7 @@ class HostBatch:
         return cls(
             slots=slots,
             counts=counts,
-            max_lengths=before,
+            max_lengths=max_lengths[slots],
             row_of_token=row_of_token,
             offsets=offsets,
             token_ids=token_ids,
@@ -114,9 +112,8 @@ class HostBatch:
         more_rows, more_tokens, more_sampled = shape.rows - rows, shape.tokens - tokens, shape.sampled - sampled
         if not (more_rows or more_tokens or more_sampled):
             return self
-        of_rows, of_tokens, of_sampled = (
-            np.zeros(number, dtype=np.int64) for number in (more_rows, more_tokens, more_sampled)
-        )
+        zeros = np.zeros(max(more_rows, more_tokens, more_sampled), dtype=np.int64)
+        of_rows, of_tokens, of_sampled = zeros[:more_rows], zeros[:more_tokens], zeros[:more_sampled]
         more_counts, offsets = of_rows + 1, of_tokens
         if not shape.is_decode:
             more_counts, offsets = of_rows.copy(), np.arange(more_tokens)

@@ -78,29 +78,19 @@ def whole_group(spec: ModelSpec) -> int:
     )
 
 
-def block_transfer(kv_cache: torch.Tensor, num_host_blocks: int) -> BlockTransfer:
-    """Make a transfer of whole blocks within the KV cache, and to and from a host pool of `num_host_blocks`.
-
-    Raises:
-        MemoryBudgetError: There is not enough host memory.
-    """
-    return transfer_of(kv_cache.flatten(0, 1), num_host_blocks)  # [2 · layers of a group, blocks, …]
-
-
-def transfer_of(flat: torch.Tensor, num_host_blocks: int) -> BlockTransfer:
+def block_transfer(blocks: torch.Tensor, num_host_blocks: int) -> BlockTransfer:
     """Make a transfer of whole blocks within a tensor [storages, blocks, …], and to and from a host pool.
 
     Raises:
         MemoryBudgetError: There is not enough host memory.
     """
-    if flat.element_size() == 1:
-        flat = flat.view(torch.uint8)  # not all that torch does with bytes it does with floats of 8 bits
-    if flat.device.type != "cpu":
-        return GpuBlockTransfer(flat, num_host_blocks)
-    shape = (len(flat), num_host_blocks, *flat.shape[2:])
+    if blocks.element_size() == 1:
+        blocks = blocks.view(torch.uint8)  # torch supports fewer operations on floats of 8 bits
+    if blocks.device.type != "cpu":
+        return GpuBlockTransfer(blocks, num_host_blocks)
+    shape = (len(blocks), num_host_blocks, *blocks.shape[2:])
     what = f"A swap space of {num_host_blocks} blocks"
-    host = _allocate(shape, flat.dtype, flat.device, what, "lower --swap-space")
-    return CpuBlockTransfer(flat, host)
+    return CpuBlockTransfer(blocks, _allocate(shape, blocks.dtype, blocks.device, what, "lower --swap-space"))
 
 
 def _allocate(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device, what: str, advice: str) -> torch.Tensor:

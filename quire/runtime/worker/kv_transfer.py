@@ -8,7 +8,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Protocol
 
 import numpy as np
 import torch
@@ -44,33 +43,31 @@ class BlockMoves:
 NO_MOVES = BlockMoves()
 
 
-class BlockTransfer(Protocol):
+class BlockTransfer:
     """Makes a plan's swaps and copies: first swaps out, then copies, then swaps in. No target is also a source."""
 
     @property
     def ready_host_blocks(self) -> int:
         """The number of host blocks that are ready: plans may swap to blocks 0 to this number - 1. The number never
         shrinks."""
-        ...
+        raise NotImplementedError
 
     def stage(self, plan: Plan, staging: ZeroCopyColumns) -> BlockMoves:
         """Stage the block ids that `apply` reads on the device."""
-        ...
+        return NO_MOVES
 
     def apply(self, plan: Plan, moves: BlockMoves) -> None:
         """Move the plan's blocks in stream order. `moves` is what `stage` returned for the plan."""
-        ...
+        raise NotImplementedError
 
     def prepare_host_pool(self) -> None:
         """Start to prepare the host pool's memory in the background. Called at the end of the start."""
-        ...
 
     def close(self) -> None:
         """Release the host pool's memory. No step may be in flight."""
-        ...
 
 
-class CpuBlockTransfer:
+class CpuBlockTransfer(BlockTransfer):
     """A BlockTransfer on a CPU between two tensors in main memory, `blocks` [storages, blocks, …] and `host` [storages,
     host blocks, …]."""
 
@@ -82,9 +79,6 @@ class CpuBlockTransfer:
     def ready_host_blocks(self) -> int:
         return self._host.shape[1]
 
-    def stage(self, plan: Plan, staging: ZeroCopyColumns) -> BlockMoves:
-        return NO_MOVES
-
     def apply(self, plan: Plan, moves: BlockMoves) -> None:
         if plan.swap_out:
             _move(self._blocks, self._host, plan.swap_out)
@@ -93,14 +87,8 @@ class CpuBlockTransfer:
         if plan.swap_in:
             _move(self._host, self._blocks, plan.swap_in)
 
-    def prepare_host_pool(self) -> None:
-        """Do nothing: the operating system takes pages as they are written."""
 
-    def close(self) -> None:
-        """Do nothing: no memory is pinned."""
-
-
-class JoinedTransfer:
+class JoinedTransfer(BlockTransfer):
     """Combines several transfers whose blocks have the same ids, and moves their blocks together."""
 
     def __init__(self, first: BlockTransfer, *others: BlockTransfer) -> None:
@@ -133,7 +121,7 @@ def _move(sources: Tensor, targets: Tensor, pairs: Sequence[tuple[int, int]]) ->
         target.index_copy_(0, goal, source.index_select(0, origin))
 
 
-class GpuBlockTransfer:
+class GpuBlockTransfer(BlockTransfer):
     """A BlockTransfer on a GPU. Swaps go through pinned memory on a stream of their own, parallel to the steps' stream.
 
     A block that is swapped out is first gathered into a staging buffer on the steps' stream, so that it can be

@@ -27,8 +27,6 @@ All other buffers are reused.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import torch
 from torch import Tensor
 
@@ -56,7 +54,7 @@ from quire.runtime.worker.speculation.synthetic_acceptance import SyntheticAccep
 from quire.runtime.worker.speculation.verification import Verifier
 from quire.runtime.worker.stage_tokens import StageTokens
 from quire.runtime.worker.staging_buffer import StagingBuffer
-from quire.runtime.worker.step import EMPTY_PLAN, Step, StepKey, StepKind
+from quire.runtime.worker.step import Step, StepKey, StepKind
 from quire.runtime.worker.step_handle import MaskedStepHandle, StepHandle, StepTimer, StepTimers
 from quire.runtime.worker.step_stager import StepStager, drafting_key, verified_key
 from quire.runtime.worker.steps_in_flight import MAX_STEPS_IN_FLIGHT
@@ -139,11 +137,25 @@ class ModelRunner:
         self._verifier: Verifier | None = None
         if model.has_logits:  # else a later stage of a pipeline samples
             verified = max(limits.rows, MAX_SHORT_TOKENS) if limits.drafts else 0
-            sampler = Sampler(slots, max(limits.rows, most), logprobs_mode, ring, most, stages, verified)
-            self._sampler = sampler
+            self._sampler = sampler = Sampler(
+                slots,
+                max(limits.rows, most),
+                logprobs_mode,
+                ring,
+                max_masked=most,
+                stages=stages,
+                rows=verified,
+            )
             if limits.drafts:
-                args = slots, most, logprobs_mode, sampler.bitmasks, sampler.outputs, synthetic
-                self._verifier = Verifier(*args, runs_ahead=self.runs_ahead)
+                self._verifier = Verifier(
+                    slots,
+                    most,
+                    logprobs_mode,
+                    bitmasks=sampler.bitmasks,
+                    outputs=sampler.outputs,
+                    synthetic=synthetic,
+                    runs_ahead=self.runs_ahead,
+                )
         self._keeps_verified = verifies and adapters is None
         self._masked_step: MaskedStepHandle | None = None
 
@@ -176,11 +188,7 @@ class ModelRunner:
             for _ in range(times):
                 self._stager.stage(step)
                 self._forward(step)
-                step.plan = EMPTY_PLAN  # its changes are made once
-
-    def rewind(self, slots: Sequence[int], lengths: Sequence[int], num_sampled: Sequence[int]) -> None:
-        """Set the lengths of these slots and their numbers of sampled tokens."""
-        self.slots.rewind(slots, lengths, num_sampled)
+                step.plan = Plan.empty()  # its changes are made once
 
     def submit_bitmasks(self, masks: TokenBitmasks) -> None:
         """Hand over the bitmasks of the last launched plan."""
@@ -191,18 +199,29 @@ class ModelRunner:
     # --- the parts of a step -----------------------------------------------------------------------------------------
 
     def _begin(self, plan: Plan, drafts: StepDrafts | None, timer: StepTimer) -> Step:
-        """Make the step of a plan whose new slot owners are admitted: its rows, how it is replayed, and how it ends."""
-        max_lengths = self.slots.host.max_lengths
+        """Make the step of a plan whose new slot owners are admitted: its rows, how it is replayed, and how it ends.
+        The slots' `max_lengths` move behind the step."""
         key: StepKey = ()
         if drafts and self._keeps_verified and not (plan.masked or plan.prompt_logprobs_rows):
             key = verified_key(plan, drafts)
-            if (kept := self._stager.kept(key)) is not None:
-                step = Step(plan, StepKind.VERIFY, kept.host, timer, drafts, shape=kept.shape, alike=kept.columns)
-                self._begin_verifying(step)
-                if step.verified_by_graph:
-                    max_lengths[kept.host.slots] += kept.host.counts
-                    return step
-        host = HostBatch.of(plan, max_lengths, drafts)
+        step = self._begin_kept(key, plan, drafts, timer) if key and drafts else None
+        if step is None:
+            step = self._begin_new(plan, drafts, timer)
+            step.key = key if step.verified_by_graph else ()
+        self.slots.host.max_lengths[step.host.slots] += step.host.counts
+        return step
+
+    def _begin_kept(self, key: StepKey, plan: Plan, drafts: StepDrafts, timer: StepTimer) -> Step | None:
+        """Make a step that is staged like an earlier one with the same key; None if there is none, or its graph cannot
+        verify."""
+        if (kept := self._stager.kept(key)) is None:
+            return None
+        step = Step(plan, StepKind.VERIFY, kept.host, timer, drafts, shape=kept.shape, alike=kept.columns)
+        self._begin_verifying(step)
+        return step if step.verified_by_graph else None
+
+    def _begin_new(self, plan: Plan, drafts: StepDrafts | None, timer: StepTimer) -> Step:
+        host = HostBatch.of(plan, self.slots.host.max_lengths, drafts)
         step = Step(plan, StepKind.COMPUTE, host, timer, adapted=self._adapted(host))
         if drafts:
             step.kind, step.drafts = StepKind.VERIFY, drafts
@@ -212,7 +231,6 @@ class ModelRunner:
             step.shape = self._replayable.covers(step)
         if step.kind is StepKind.VERIFY:
             self._begin_verifying(step)
-            step.key = key if step.verified_by_graph else ()
         elif step.kind is StepKind.SAMPLE and self._sampler is not None:
             self._sampler.begin(step)
             can_stop = step.shape is not None and self._replayable.can_stop
@@ -225,6 +243,7 @@ class ModelRunner:
         if (kept := self._stager.kept(key)) is not None:
             return Step(plan, StepKind.DRAFT, kept.host, shape=kept.shape, alike=kept.columns)
         host = HostBatch.of(plan, self.slots.host.max_lengths)
+        self.slots.host.max_lengths[host.slots] += host.counts
         step = Step(plan, StepKind.DRAFT, host, adapted=self._adapted(host))
         step.shape = self._replayable.covers(step)
         if step.shape is not None and (step.shape.is_decode or step.shape.is_short):

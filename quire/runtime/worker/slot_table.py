@@ -29,28 +29,17 @@ _FLOATS = ("temperature", "top_p", "min_p")
 """Columns of the table, in the order that the op `init_slots` expects."""
 
 
-class NewOwners(NamedTuple):
-    """New owners of slots, as device tensors: `slots` [n] int64, and the values of the table's columns, owner by owner,
-    as `ints` [n · columns] int64 and `floats` [n · columns] float64."""
-
-    slots: Tensor
-    ints: Tensor
-    floats: Tensor
-
-
-class NewBlocks(NamedTuple):
-    """Changes of block tables, as [n] int64 device tensors: distinct `places` in the flattened tables, and their new
-    block `ids`."""
-
-    places: Tensor
-    ids: Tensor
-
-
 class SlotUpdates(NamedTuple):
-    """A plan's changes of the slot table. A field is None where nothing changes."""
+    """A plan's changes of the slot table, as device tensors. A field is None where nothing changes.
 
-    owners: NewOwners | None = None
-    blocks: NewBlocks | None = None
+    Attributes:
+        owners: New owners of slots: their slots [n] int64, and their values for the table's columns, owner by owner,
+            [n · columns] int64 and [n · columns] float64.
+        blocks: Distinct places in the flattened block tables [n] int64, and their new block ids [n] int64.
+    """
+
+    owners: tuple[Tensor, Tensor, Tensor] | None = None
+    blocks: tuple[Tensor, Tensor] | None = None
 
 
 _NO_UPDATES = SlotUpdates()
@@ -172,31 +161,25 @@ class SlotTable:
         """Apply the staged changes. Block tables of new owners are emptied first."""
         owners, blocks = updates
         if owners is not None:
-            self._init_slots(owners.slots, owners.ints, owners.floats, self._ints, self._floats, self._tables)
+            self._init_slots(*owners, self._ints, self._floats, self._tables)
         if blocks is not None:
-            self._tables.view(-1).index_copy_(0, blocks.places, blocks.ids)
+            self._tables.view(-1).index_copy_(0, *blocks)
 
-    def _new_blocks(self, plan: Plan, staging: ZeroCopyColumns) -> NewBlocks:
+    def _new_blocks(self, plan: Plan, staging: ZeroCopyColumns) -> tuple[Tensor, Tensor]:
         _, slots, blocks = self._tables.shape
         where = zip(plan.block_groups, plan.block_slots, plan.block_indices, strict=True)
         places = [(group * slots + slot) * blocks + index for group, slot, index in where]
         entries = dict(zip(places, plan.block_ids, strict=True))  # of two entries of one place, the later counts
-        number = len(entries)
-        return NewBlocks(
-            places=staging.add(np.fromiter(entries.keys(), np.int64, number)),
-            ids=staging.add(np.fromiter(entries.values(), np.int64, number)),
-        )
+        new_places = np.fromiter(entries.keys(), np.int64, len(entries))
+        return staging.add(new_places), staging.add(np.fromiter(entries.values(), np.int64, len(entries)))
 
 
-def _new_owners(owners: Sequence[Admitted], vocab_size: int, staging: ZeroCopyColumns) -> NewOwners:
+def _new_owners(owners: Sequence[Admitted], vocab_size: int, staging: ZeroCopyColumns) -> tuple[Tensor, Tensor, Tensor]:
     entries = [_entries(owner, vocab_size) for owner in owners]
+    slots = np.array([owner.slot for owner in owners], dtype=np.int64)
     ints = np.array([each[name] for each in entries for name in _INTS], dtype=np.int64)
     floats = np.array([each[name] for each in entries for name in _FLOATS], dtype=np.float64)
-    return NewOwners(
-        slots=staging.add(np.array([owner.slot for owner in owners], dtype=np.int64)),
-        ints=staging.add(ints),
-        floats=staging.add(floats),
-    )
+    return staging.add(slots), staging.add(ints), staging.add(floats)
 
 
 def _entries(owner: Admitted, vocab_size: int) -> dict[str, float]:

@@ -26,7 +26,6 @@ if TYPE_CHECKING:
     from quire.runtime.worker.sampling.logprobs import LogprobsRequest, PromptsLogprobs
     from quire.runtime.worker.staging_buffer import StagedColumns
 
-EMPTY_PLAN = Plan.empty()
 NO_POSITIONS = np.zeros(0, dtype=np.int64)
 StepKey = tuple[int, ...]
 """Identifies a step's rows, counts and drafts; steps with equal keys are staged alike. The empty key means "not
@@ -69,7 +68,7 @@ class StepInputs(NamedTuple):
     attention: AttentionMetadata
     sampled_slots: Tensor
     logits_indices: Tensor | None
-    drafts: DraftColumns[Tensor] | None = None
+    drafts: DraftColumns | None = None
     tiles: Tiles | None = None
     expert_slots: Tensor | None = None
     stage_step: Tensor | None = None

@@ -167,7 +167,7 @@ def late_columns(step: Step) -> IntArray | None:
     return np.concatenate((step.late, step.slots[step.late], step.masked))
 
 
-def _stage_drafts(step: Step, copied: CopiedColumns) -> DraftColumns[Tensor]:
+def _stage_drafts(step: Step, copied: CopiedColumns) -> DraftColumns:
     """Stage the drafts that a short step's graph verifies, or padding if it verifies none."""
     assert step.shape is not None, "a short step has a shape"
     drafts = step.drafts if step.verified_by_graph else None

@@ -1,11 +1,15 @@
-"""Reads a model's weights from its checkpoint into its layers, and logs how fast that was."""
+"""Reads a model's weights from its checkpoint into its layers, and checks tensors that no model reads."""
 
 from __future__ import annotations
 
 import logging
+import math
+from collections import defaultdict
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import torch
+from torch import Tensor
 
 from quire.errors import ConfigError, MemoryBudgetError
 from quire.foundation.clock import Clock, SystemClock
@@ -14,18 +18,24 @@ from quire.models.layers.factory import LayerFactory
 from quire.models.layers.layer import Layer, load_all_weights, weight_specs_of
 from quire.models.lora.updates import LowRankUpdates
 from quire.models.model import build_model
+from quire.models.rope import rotary_frequencies
+from quire.models.rope_spec import RopeSpec
 from quire.models.spec import ModelSpec
 from quire.models.weights.checkpoint import Checkpoint, WeightSpec, check_weights
 from quire.models.weights.dummy import DummyCheckpoint
 from quire.models.weights.float16_range import refusing_overflow
 from quire.models.weights.gguf import GgufCheckpoint, find_gguf_files
 from quire.models.weights.progress import ReadingProgress
-from quire.models.weights.safetensors import SafetensorsCheckpoint
+from quire.models.weights.safetensors import DTYPES, SafetensorsCheckpoint
 from quire.models.weights.safetensors_files import text_name
 from quire.models.weights.standard_names import head_part, with_standard_names
 from quire.models.weights.tensor_options import TensorOptions
-from quire.runtime.worker.left_out_tensors import left_out
 
+_TOLERANCE = 0.02
+"""Relative tolerance of frequencies, which old checkpoints store in half precision."""
+_SMALLEST = 1e-6
+"""Absolute tolerance of frequencies: half precision has no digits for smaller ones."""
+_MAX_MASKED = -1e3
 _GB = 1e9
 _log = logging.getLogger(__name__)
 
@@ -123,3 +133,44 @@ def _log_other_parts(files: Checkpoint) -> None:
     if names:
         parts = ", ".join(sorted({name.partition(".")[0] for name in names}))
         _log.info("weights     the text model alone is served: %s (%d tensors) left out", parts, len(names))
+
+
+def left_out(checkpoint: Checkpoint, spec: ModelSpec) -> Iterator[str]:
+    """Yield a warning for each kind of tensor that differs from the values computed from config.json, which take
+    precedence, as in transformers. `spec` may describe a rank's share of the model."""
+    kinds: dict[str, tuple[str, Callable[[Tensor], bool]]] = {
+        ".rotary_emb.inv_freq": ("the rotary frequencies of config.json", lambda value: _is_rotary(value, spec)),
+        ".attn.bias": ("a causal mask", _is_causal),
+        ".attn.masked_bias": ("a large negative number", lambda value: bool((value <= _MAX_MASKED).all())),
+    }
+    wrong: dict[str, list[str]] = defaultdict(list)
+    for name, stored in sorted(checkpoint.contents().items()):
+        kind = next((kind for kind in kinds if name.endswith(kind)), None)
+        dtype = DTYPES.get(stored.dtype)
+        if kind is None or dtype is None:
+            continue
+        value = torch.empty(stored.shape, dtype=dtype)
+        checkpoint.read(name, value)
+        if not kinds[kind][1](value.float()):
+            wrong[kind].append(name)
+    for kind, names in wrong.items():
+        more = f" and {len(names) - 1} more" if len(names) > 1 else ""
+        yield f"{names[0]}{more}: not {kinds[kind][0]}, as they are computed: left out, as in transformers"
+
+
+def _is_rotary(value: Tensor, spec: ModelSpec) -> bool:
+    """Whether these are the model's rope frequencies, before or after scaling."""
+    width = spec.attention.head_dim
+    expected = [rotary_frequencies(each, width) for rope in spec.ropes for each in (rope, _plain(rope))]
+    return any(
+        value.shape == each.shape and torch.allclose(value, each, rtol=_TOLERANCE, atol=_SMALLEST) for each in expected
+    )
+
+
+def _plain(rope: RopeSpec) -> RopeSpec:
+    return RopeSpec(rope.theta, None, rope.share)
+
+
+def _is_causal(value: Tensor) -> bool:
+    side = math.isqrt(value.numel())
+    return value.numel() == side * side and torch.equal(value.view(side, side), torch.ones(side, side).tril())

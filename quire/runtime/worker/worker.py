@@ -37,7 +37,7 @@ from quire.models.spec import ModelSpec, read_spec
 from quire.planning.draft_model import draft_model_bytes
 from quire.planning.kv_cache_plan import MeasuredMemory, NumBlocks, plan_kv_cache
 from quire.runtime.worker.host_memory import trim_heap
-from quire.runtime.worker.kv_tensors import block_transfer, transfer_of
+from quire.runtime.worker.kv_tensors import block_transfer
 from quire.runtime.worker.kv_transfer import BlockTransfer, JoinedTransfer
 from quire.runtime.worker.slot_table import SlotTable
 from quire.runtime.worker.speculation.adaptive import AdaptiveDrafter
@@ -176,7 +176,7 @@ class Worker:
             engines=self._engines,
         )
         loan, share = self._loan, rank_share(spec, self._mesh)
-        model = build_model(spec, factory, *self._links, None if loan is None else loan.to_model)
+        model = build_model(spec, factory, *self._links, lent=loan)
         self._kv_scales = new_kv_scales(share, self._config.kv_dtype, self._device)
         gemm_warmup = self._start_gemm_warmup(spec, factory) if self._device.type == "cuda" else None
         kernels_known = False
@@ -222,9 +222,9 @@ class Worker:
                 kv_cache = self._parts.kv_cache(loaded.spec, blocks.device)
                 states = self._parts.allocate_states(loaded, blocks.device)
             with self._compile_only():
-                self._transfer = block_transfer(kv_cache, blocks.host)
+                self._transfer = block_transfer(kv_cache.flatten(0, 1), blocks.host)
                 if states is not None:
-                    self._transfer = JoinedTransfer(self._transfer, transfer_of(states.blocks, blocks.host))
+                    self._transfer = JoinedTransfer(self._transfer, block_transfer(states.blocks, blocks.host))
             self._runner = self._build_runner(loaded, kv_cache, self._transfer)
             if states is not None and self._device.type == "cuda":
                 # No compile warm-up has launched those that fuse states.
@@ -379,5 +379,5 @@ class Worker:
     def _build_runner(
         self, loaded: LoadedModel, kv_cache: Tensor, transfer: BlockTransfer | None = None
     ) -> StartingRunner:
-        transfer = transfer or block_transfer(kv_cache, 0)
+        transfer = transfer or block_transfer(kv_cache.flatten(0, 1), 0)
         return self._parts.runner(loaded, kv_cache, self._kv_scales, transfer, self._followed, self._stages)

@@ -10,7 +10,6 @@ from dataclasses import dataclass, field
 from itertools import chain, islice, repeat
 
 import numpy as np
-import numpy.typing as npt
 
 from quire.foundation.messages.from_engine import EndReason
 from quire.foundation.messages.workers import Result, TokenLogprobs
@@ -41,21 +40,6 @@ class StepOutputs:
 
 
 @dataclass
-class LengthUpdate:
-    """What a step did to the lengths.
-
-    Attributes:
-        alive: Whether the request of each row is not over.
-        num_sampled: New tokens of the request of each sampled row; 0 when it is over.
-        shrunk: Indices into Lengths where `planned` fell, since the step brought fewer tokens than it might have.
-    """
-
-    alive: npt.NDArray[np.bool_]
-    num_sampled: IntArray
-    shrunk: IntArray
-
-
-@dataclass
 class NewTokens:
     """Requests with new tokens, at least one each, in batch order.
 
@@ -77,8 +61,10 @@ class NewTokens:
         return len(self.tokens) == len(self.requests)
 
 
-def update_lengths(step: ScheduledStep, lengths: Lengths, result: Result) -> LengthUpdate:
-    """Move what a step computed and sampled into the lengths of requests that are not over.
+def update_lengths(step: ScheduledStep, lengths: Lengths, result: Result) -> tuple[IntArray, IntArray]:
+    """Move what a step computed and sampled into the lengths of requests that are not over. Returns the new tokens of
+    each sampled row's request, 0 if it is over, and the indices into Lengths where `planned` fell, since the step
+    brought fewer tokens than it might have.
 
     Example (B of `Step.move`): its row computed 4 tokens, 3 of them drafts, so it could bring 4. Before: computed 12,
     planned 16, known 13, in_flight_tokens 4. It brings 2: one draft is accepted, two are not (`unused`):
@@ -106,7 +92,7 @@ def update_lengths(step: ScheduledStep, lengths: Lengths, result: Result) -> Len
     if not alive[sampled].all():
         num_sampled = num_sampled * alive[sampled]
     lengths.known[index[sampled]] += num_sampled
-    return LengthUpdate(alive, num_sampled, shrunk)
+    return num_sampled, shrunk
 
 
 def append_tokens(step: ScheduledStep, result: Result, num_sampled: IntArray) -> NewTokens:
@@ -149,15 +135,15 @@ def check_stops(new: NewTokens, lengths: Lengths, request_table: RequestTable) -
     return ended
 
 
-def fail_rows(step: ScheduledStep, alive: npt.NDArray[np.bool_], result: Result) -> list[Request]:
-    """End requests whose row failed, and take their blocks out of the prefix cache, also where a request was preempted
-    or has ended since the step was planned."""
+def fail_rows(step: ScheduledStep, result: Result) -> list[Request]:
+    """End requests whose row failed, and take their blocks out of the prefix cache, even of a request that was
+    preempted or has ended since the step was planned. A request that an accepted draft stops does not fail."""
     failed = []
     rows = step.max_new_tokens.nonzero()[0]
     for place, message in result.errors:
         request = step.requests[int(rows[place])]
         request.invalidate()
-        if alive[rows[place]]:
+        if request.ended is None:
             request.end("refused" if place in result.refused else "error", message)
             failed.append(request)
     return failed

@@ -437,15 +437,15 @@ class Scheduler:
         self.host.grow(result.ready_host_blocks)
         of_prompts = list(zip(step.prompt_logprobs_requests, result.prompt_logprobs, strict=True))
         prompt_logprobs = [(request.id, entries) for request, entries in of_prompts if request.ended is None]
-        update = update_lengths(step, lengths, result)
-        new = append_tokens(step, result, update.num_sampled)
+        num_sampled, shrunk = update_lengths(step, lengths, result)
+        new = append_tokens(step, result, num_sampled)
         cached_tokens = self._note_first_tokens(new)
         ended = check_stops(new, lengths, self._request_table)
-        ended += fail_rows(step, update.alive, result)
+        ended += fail_rows(step, result)
         for request in ended:
             self._release(request)
-        if len(update.shrunk):
-            self._trim(step, update.shrunk)
+        if len(shrunk):
+            self._trim(step, shrunk)
         self._waiting.refresh_in_flight()
         ids = [request.id for request in new.requests]
         return StepOutputs(ids, new.counts, new.tokens, new.logprobs, ended, prompt_logprobs, cached_tokens)

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from quire.compute.kernels.reference.sample import apply_min_p, apply_top_k_top_p, sample_from_scores
 from quire.runtime.worker.sampling.sampled_outputs import UNSOUND_TEXT, errors_of
-from quire.runtime.worker.sampling.sampler import sample, sample_and_advance, warm_up
+from quire.runtime.worker.sampling.sampler import sample_and_advance, sample_with_transforms, warm_up
 from quire.runtime.worker.slot_table import SlotTable
 from tests.worker.driver import admit, admitted
 
@@ -31,7 +31,7 @@ def table(owners: list[dict[str, Any]], vocab_size: int) -> SlotTable:
 def sample_tokens(logits: Tensor, owners: list[dict[str, Any]]) -> list[int]:
     """One token for each owner; logits [owners, vocab]."""
     slots = table(owners, logits.shape[-1])
-    sampled = sample(logits.clone(), np.arange(len(owners)), slots)
+    sampled = sample_with_transforms(logits.clone(), np.arange(len(owners)), slots)
     assert not errors_of(sampled.faults.numpy(), sampled.broken, sampled.transformed)
     return sampled.tokens.tolist()
 
@@ -44,7 +44,7 @@ def frequencies(logits: Tensor, **owner: Any) -> Tensor:
     for first in range(0, SAMPLES, rows):
         slots = SlotTable(rows, 1, 1, len(logits), torch.device("cpu"))
         admit(slots, [replace(one, slot=row, num_sampled=first + row) for row in range(rows)])
-        tokens = sample(logits.repeat(rows, 1), np.arange(rows), slots).tokens
+        tokens = sample_with_transforms(logits.repeat(rows, 1), np.arange(rows), slots).tokens
         counts += torch.bincount(tokens, minlength=len(logits))
     return counts
 
@@ -215,7 +215,7 @@ def test_stop_tokens_wait_for_min_tokens() -> None:
     logits = torch.tensor([0.0, 9.0, 8.0, 1.0]).repeat(3, 1)
     ban = {"min_tokens": 3, "stop_ids": [1, 2], "num_sampled": 1}
     slots = table([{"temperature": 0.0} | ban, {"temperature": 1.0, "top_k": 1} | ban, {"temperature": 0.0}], 4)
-    sampled = [sample(logits.clone(), np.arange(3), slots).tokens.tolist() for _ in range(3)]
+    sampled = [sample_with_transforms(logits.clone(), np.arange(3), slots).tokens.tolist() for _ in range(3)]
     assert sampled == [[3, 3, 1], [3, 3, 1], [1, 1, 1]]
     assert not slots.transforms.active_rows(np.arange(3))  # nobody pays for transforms from here on
 
@@ -223,9 +223,9 @@ def test_stop_tokens_wait_for_min_tokens() -> None:
 def test_a_ban_ends_with_its_owner() -> None:
     logits = torch.tensor([[0.0, 9.0]])
     slots = table([{"temperature": 0.0, "min_tokens": 3, "stop_ids": [1]}], 2)
-    assert sample(logits.clone(), np.arange(1), slots).tokens.tolist() == [0]
+    assert sample_with_transforms(logits.clone(), np.arange(1), slots).tokens.tolist() == [0]
     admit(slots, [admitted(0, seed=0, num_sampled=0, temperature=0.0)])
-    assert sample(logits.clone(), np.arange(1), slots).tokens.tolist() == [1]
+    assert sample_with_transforms(logits.clone(), np.arange(1), slots).tokens.tolist() == [1]
 
 
 @pytest.mark.parametrize("bad", [float("nan"), float("inf")])
@@ -235,7 +235,7 @@ def test_unsound_rows_are_told(bad: float) -> None:
     logits[1, 7] = bad
     logits[2] = -float("inf")
     slots = table([{"seed": 1, "top_p": 0.9}] * 4, 50)
-    sampled = sample(logits, np.arange(4), slots)
+    sampled = sample_with_transforms(logits, np.arange(4), slots)
     assert errors_of(sampled.faults.numpy()) == {1: UNSOUND_TEXT, 2: UNSOUND_TEXT}
     assert [sampled.tokens[0].item(), sampled.tokens[3].item()] == [expected[0], expected[3]]
 
@@ -250,7 +250,7 @@ def test_warm_up_changes_nothing_but_the_dummy(mode: Any) -> None:
     warm_up(logits, warmed, mode)
     assert torch.equal(logits, before)
     for _ in range(3):
-        sampled = [sample(logits, np.arange(3), slots).tokens.tolist() for slots in (warmed, fresh)]
+        sampled = [sample_with_transforms(logits, np.arange(3), slots).tokens.tolist() for slots in (warmed, fresh)]
         assert sampled[0] == sampled[1]
         assert warmed.num_sampled.tolist()[:-1] == fresh.num_sampled.tolist()[:-1]
 
@@ -262,7 +262,7 @@ def test_slots_that_advance_sample_the_same() -> None:
     generator = torch.Generator().manual_seed(5)
     for step in range(3):
         logits = torch.randn(5, 300, generator=generator)
-        expected = sample(logits[:3], np.array(order[:3]), alone).tokens
+        expected = sample_with_transforms(logits[:3], np.array(order[:3]), alone).tokens
         sample_and_advance(logits, torch.tensor(order), slots, tokens, faults)
         alone.num_sampled[order[:3]] += 1
         assert tokens[:3].tolist() == slots.last_token[order[:3]].tolist() == expected.tolist()

@@ -15,7 +15,7 @@ from torch import Tensor
 from quire.foundation.messages.workers import TokenLogprobs
 from quire.runtime.worker.sampling.logprobs import LogprobsMode
 from quire.runtime.worker.sampling.sampled_outputs import errors_of
-from quire.runtime.worker.sampling.sampler import Deferred, sample, sample_and_advance, warm_up
+from quire.runtime.worker.sampling.sampler import Deferred, sample_and_advance, sample_with_transforms, warm_up
 from quire.runtime.worker.slot_table import SlotTable
 from tests.worker.driver import admitted
 
@@ -84,7 +84,7 @@ def launched(slots: SlotTable, logits: Tensor, rows: Any, mode: LogprobsMode) ->
     with no_waiting() if logits.is_cuda else open_end():
         reports = slots.host.logprobs_request(rows, mode)
         assert reports is not None
-        sampled = sample(logits, rows, slots, keep_scores=reports.processed)
+        sampled = sample_with_transforms(logits, rows, slots, keep_scores=reports.processed)
         reported = reports.launch(logits if sampled.scores is None else sampled.scores, sampled.tokens)
         slots.num_sampled.add_(1)
         tokens, faults = (column.to("cpu", non_blocking=True) for column in (sampled.tokens, sampled.faults))
@@ -157,7 +157,7 @@ def test_captured_sampling_is_that_of_sample() -> None:
     for step in range(4):
         logits.copy_(torch.randn(len(where), VOCAB) * 3)
         graph.replay()
-        expected = sample(logits[: len(plain)], np.array(plain), alone)
+        expected = sample_with_transforms(logits[: len(plain)], np.array(plain), alone)
         assert tokens[: len(plain)].tolist() == expected.tokens.tolist()
         assert slots.last_token[plain].tolist() == expected.tokens.tolist()
         assert slots.num_sampled[plain].tolist() == [step + 1] * len(plain)

@@ -16,7 +16,7 @@ from quire.compute.kernels.reference import drafts as reference
 from quire.foundation.messages.workers import Result, TokenBitmasks, TokenLogprobs
 from quire.runtime.worker.sampling.logprobs import LogprobsMode
 from quire.runtime.worker.sampling.sampled_outputs import errors_of
-from quire.runtime.worker.sampling.sampler import sample
+from quire.runtime.worker.sampling.sampler import sample_with_transforms
 from quire.runtime.worker.slot_table import SlotTable
 from quire.runtime.worker.step_handle import MaskedStepHandle
 from tests.worker.speculation.test_verification import NEXT, START, VOCAB, alone, table, verifier
@@ -69,7 +69,7 @@ def token_by_token(
             own = raw.clone()
             if allowed:
                 own[0, [token for token in range(VOCAB) if not allowed[place][0] >> token & 1]] = float("-inf")
-            found = sample(own, np.array([row]), slots, keep_scores=True)
+            found = sample_with_transforms(own, np.array([row]), slots, keep_scores=True)
             assert found.scores is not None
             error = errors_of(found.faults, found.broken, {0} if allowed else found.transformed).get(0, "")
             tokens.append(int(found.tokens))
@@ -86,12 +86,12 @@ def token_by_token(
         slots.length[row] += len(tokens)
         slots.host.max_lengths[row] = 10 + len(tokens)
         at += 1 + len(drafts)
-        result.counts.append(0 if error else len(tokens))
         if error:
             result.errors.append((row, error))
-        else:
-            result.tokens.extend(tokens)
-            result.logprobs.extend(entries)
+            tokens, entries = tokens[:-1], entries[:-1]
+        result.counts.append(len(tokens))
+        result.tokens.extend(tokens)
+        result.logprobs.extend(entries)
     return result, columns_of(slots, result)
 
 

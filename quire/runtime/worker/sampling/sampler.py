@@ -107,27 +107,30 @@ class Sampler:
 
     # --- behind the step --------------------------------------------------------------------------------------------
 
-    def end(self, step: Step, logits: Tensor, sample_all: Callable[[], None]) -> StepHandle:
+    def end(self, step: Step, logits: Tensor, replay_rest: Callable[[], None]) -> StepHandle:
         """Sample the late positions, now or once their bitmasks arrive, and return the handle of the step's result.
 
         Args:
             step: The step that `begin` was given, once it is launched.
             logits: [sampled, vocab], or more with padding. Changed in place unless log probabilities are reported of
                 them.
-            sample_all: Samples all positions of a step that `stops_at_logits`, from the same logits.
+            replay_rest: Samples all positions of a step that `stops_at_logits`, from the same logits.
         """
         if not len(step.late):
             return self._report(step, logits)
         # 1. The logits of late positions are set apart. A step that stops at its logits samples all from them.
         if step.stops_at_logits:
             rows, own = torch.from_numpy(step.late), logits
-            finish = partial(self._sample_all, step, logits, sample_all)
+            finish = partial(self._replay_rest, step, logits, replay_rest)
         else:
-            late, logits = _LateColumns(step), logits[: len(step.slots)]
-            rows, own = late.masked, logits if step.all_late else logits.index_select(0, late.positions)
+            assert step.late_columns is not None
+            sizes = [len(step.late), len(step.late), len(step.masked)]
+            positions, slots, rows = torch.split(to_device_memory(step.late_columns), sizes)
+            logits = logits[: len(step.slots)]
+            own = logits if step.all_late else logits.index_select(0, positions)
             if len(step.masked) and step.all_late and step.logprobs:
                 own = own.clone()
-            finish = partial(self._sample_late, step, logits, own, late)
+            finish = partial(self._sample_late, step, logits, own, positions, slots)
         if not len(step.masked):
             return finish()
 
@@ -141,30 +144,34 @@ class Sampler:
 
         return MaskedStepHandle(finish_masked, step.timer.wait)
 
-    def _sample_all(self, step: Step, logits: Tensor, sample_all: Callable[[], None]) -> StepHandle:
-        """On a CPU, sample all positions as the step itself would have done."""
-        sample_all()
+    def _replay_rest(self, step: Step, logits: Tensor, replay_rest: Callable[[], None]) -> StepHandle:
+        replay_rest()
         return self._report(step, logits, partial(errors_of, transformed=set(step.late.tolist())))
 
-    def _sample_late(self, step: Step, logits: Tensor, own: Tensor, late: _LateColumns) -> StepHandle:
-        """Sample the late positions from their `own` logits, [late, vocab]."""
+    def _sample_late(
+        self, step: Step, logits: Tensor, own: Tensor, positions: Tensor, device_slots: Tensor
+    ) -> StepHandle:
+        """Sample the late `positions` [late] int64 of `device_slots` [late] int64 from their `own` logits,
+        [late, vocab]."""
         number, slots, outputs = len(own), step.slots[step.late], self.outputs
         if step.keeps_scores or self._slots.transforms.any_active(slots):
             # 3. and 4. Transforms, and sampling.
-            sampled = sample(own, slots, self._slots, keep_scores=step.keeps_scores, device_slots=late.slots)
+            sampled = sample_with_transforms(
+                own, slots, self._slots, keep_scores=step.keeps_scores, device_slots=device_slots
+            )
             # 5. The slots keep the tokens, and count them.
-            self._slots.last_token.index_copy_(0, late.slots, sampled.tokens)
-            self._slots.num_sampled.index_add_(0, late.slots, torch.ones_like(late.slots))
+            self._slots.last_token.index_copy_(0, device_slots, sampled.tokens)
+            self._slots.num_sampled.index_add_(0, device_slots, torch.ones_like(device_slots))
             in_place = False
         else:  # 4. and 5. at once, with few calls: a step on a CPU has to wait for each
             in_place = step.all_late
-            tokens = outputs.tokens[:number] if in_place else torch.empty_like(late.slots)
-            faults = outputs.faults[:number] if in_place else torch.empty_like(late.slots, dtype=torch.int8)
+            tokens = outputs.tokens[:number] if in_place else torch.empty_like(device_slots)
+            faults = outputs.faults[:number] if in_place else torch.empty_like(device_slots, dtype=torch.int8)
             sampled = Sampled(tokens, faults, {}, None)
-            sample_and_advance(own, late.slots, self._slots, tokens, faults)
+            sample_and_advance(own, device_slots, self._slots, tokens, faults)
         if not in_place:
-            outputs.tokens.index_copy_(0, late.positions, sampled.tokens)
-            outputs.faults.index_copy_(0, late.positions, sampled.faults)
+            outputs.tokens.index_copy_(0, positions, sampled.tokens)
+            outputs.faults.index_copy_(0, positions, sampled.faults)
         outputs.send()
         scores = logits if sampled.scores is None else sampled.scores  # of all positions, where they are kept
         return self._report(step, scores, partial(_late_errors, step, sampled))
@@ -203,21 +210,6 @@ class Sampler:
             self._stages.send_tokens(step, self._slots.last_token)
 
 
-class _LateColumns:
-    """The late positions of a step, as int64 device tensors.
-
-    Attributes:
-        positions: [late], the late positions.
-        slots: [late], their slots.
-        masked: [masked], indices into `positions` of those that wait for bitmasks.
-    """
-
-    def __init__(self, step: Step) -> None:
-        assert step.late_columns is not None
-        sizes = [len(step.late), len(step.late), len(step.masked)]
-        self.positions, self.slots, self.masked = torch.split(to_device_memory(step.late_columns), sizes)
-
-
 def _late_errors(step: Step, sampled: Sampled, faults: npt.NDArray[np.int8]) -> Mapping[int, str]:
     """Return which of all positions failed, and why, in a step whose late positions are `sampled`."""
     if not sampled.broken and not faults.any():
@@ -245,7 +237,7 @@ def columns_of(slots: SlotTable) -> SamplingColumns:
     return SamplingColumns(slots.temperature, slots.top_k, slots.top_p, slots.min_p, slots.seed, slots.num_sampled)
 
 
-def sample(
+def sample_with_transforms(
     logits: Tensor,
     sampled_slots: IntArray,
     slots: SlotTable,
@@ -253,8 +245,8 @@ def sample(
     keep_scores: bool = False,
     device_slots: Tensor | None = None,
 ) -> Sampled:
-    """Sample a token for each position, with logits transforms. The table's columns do not change, but its transforms
-    note the tokens.
+    """Sample a token for each position, with logits transforms where its slot has any. The table's columns do not
+    change, but its transforms note the tokens.
 
     Args:
         logits: [sampled, vocab]; not changed.

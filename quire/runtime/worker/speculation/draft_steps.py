@@ -54,7 +54,7 @@ class DraftSteps:
     def rewind(self, slots: Sequence[int], lengths: Sequence[int], num_sampled: Sequence[int], recent: Tokens) -> None:
         """Reset slots to these lengths and numbers of sampled tokens. `recent` has all tokens of each sequence; a
         device that runs ahead receives the last ones."""
-        self._runner.rewind(slots, lengths, num_sampled)
+        self._runner.slots.rewind(slots, lengths, num_sampled)
         if self.followed is not None:
             lines = [_last_of(tokens, self.followed.recent.shape[1]) for tokens in recent]
             columns = np.array([[slot, *line] for slot, line in zip(slots, lines, strict=True)])

@@ -12,7 +12,7 @@ the head continues after a draft (Li et al. 2025, arXiv:2503.01840, section 3.1)
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import NamedTuple
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -193,13 +193,8 @@ StepStates = ModelStates | HeadStates
 """Is told of each step before its model runs."""
 
 
-class Loan(NamedTuple):
+@dataclass(frozen=True)
+class Loan(Lent):
     """What the worker of a draft head borrows from the worker of its model."""
 
-    embed: Embed
     states: HeadStates
-
-    @property
-    def to_model(self) -> Lent:
-        """The loan in the form that the head's model takes."""
-        return Lent(self.embed, self.states)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
-from typing import Generic, NamedTuple, TypeVar
+from typing import NamedTuple
 
 import numpy as np
 from torch import Tensor
@@ -16,7 +16,6 @@ from quire.foundation.messages.workers import Plan
 
 NO_DRAFT = -1
 """Stands for a missing draft after the last draft of a row."""
-Column = TypeVar("Column", Tensor, IntArray)
 
 
 @dataclass(frozen=True)
@@ -104,30 +103,31 @@ def _places(counts: IntArray) -> IntArray:
     return places
 
 
-class DraftColumns(NamedTuple, Generic[Column]):
-    """A step's drafts as int64 columns.
+class DraftColumns(NamedTuple):
+    """A step's drafts as int64 device tensors.
 
     Attributes:
         offsets, next_drafts: [positions], as in StepDrafts.
         ends: [sampled rows], the end of each row's positions; a row of padding repeats the end before it.
     """
 
-    offsets: Column
-    next_drafts: Column
-    ends: Column
+    offsets: Tensor
+    next_drafts: Tensor
+    ends: Tensor
 
 
-def draft_columns(drafts: StepDrafts) -> DraftColumns[IntArray]:
-    return DraftColumns(drafts.offsets, drafts.next_drafts, drafts.first_positions + drafts.counts + 1)
+def draft_columns(drafts: StepDrafts) -> tuple[IntArray, IntArray, IntArray]:
+    """Return the columns of DraftColumns on the host."""
+    return drafts.offsets, drafts.next_drafts, drafts.first_positions + drafts.counts + 1
 
 
-def padded_columns(drafts: StepDrafts | None, positions: int, rows: int) -> DraftColumns[IntArray]:
+def padded_columns(drafts: StepDrafts | None, positions: int, rows: int) -> tuple[IntArray, IntArray, IntArray]:
     """Return the columns of a step's drafts, padded to these numbers of positions and sampled rows. Without drafts, all
     entries are padding."""
     offsets, ends = np.zeros(positions, dtype=np.int64), np.zeros(rows, dtype=np.int64)
     next_drafts = np.full(positions, NO_DRAFT, dtype=np.int64)
     if drafts is not None:
-        own = draft_columns(drafts)
-        offsets[: len(own.offsets)], next_drafts[: len(own.offsets)] = own.offsets, own.next_drafts
-        ends[: len(own.ends)], ends[len(own.ends) :] = own.ends, own.ends[-1]
-    return DraftColumns(offsets, next_drafts, ends)
+        own = len(drafts.offsets)
+        offsets[:own], next_drafts[:own], own_ends = draft_columns(drafts)
+        ends[: len(own_ends)], ends[len(own_ends) :] = own_ends, own_ends[-1]
+    return offsets, next_drafts, ends

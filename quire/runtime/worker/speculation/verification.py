@@ -13,9 +13,8 @@ afterwards how many tokens each row gained, and need not know the drafts.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
-from functools import partial
 from typing import NamedTuple
 
 import numpy as np
@@ -26,11 +25,11 @@ from torch import Tensor
 from quire.compute.attention.metadata import IntArray
 from quire.compute.kernels.dispatch import kernel
 from quire.compute.kernels.reference.sample import UNSOUND, SamplingColumns, SamplingThresholds, apply_thresholds
-from quire.foundation.messages.workers import Result, TokenBitmasks, TokenLogprobs
+from quire.foundation.messages.workers import Result, TokenBitmasks
 from quire.runtime.worker.host_memory import upload
 from quire.runtime.worker.sampling.logprobs import LogprobsMode
 from quire.runtime.worker.sampling.sampled_outputs import REFUSALS, SampledOutputs, errors_of
-from quire.runtime.worker.sampling.sampler import columns_of, sample
+from quire.runtime.worker.sampling.sampler import columns_of, sample_with_transforms
 from quire.runtime.worker.sampling.token_bitmasks import BitmaskBuffer
 from quire.runtime.worker.slot_table import SlotTable
 from quire.runtime.worker.speculation.step_drafts import DraftColumns, StepDrafts, draft_columns
@@ -93,11 +92,11 @@ class Verifier:
         zeros = torch.zeros_like(slots)
         columns = DraftColumns(zeros, zeros - 1, zeros[:1])
         self._look_up(slots, columns)
-        self._sample_all(logits, slots, columns, keep_scores=self._mode.startswith("processed"))
+        self._sample_positions(logits, slots, columns, keep_scores=self._mode.startswith("processed"))
         self._move_slots(slots, columns)
         self._slots.init_dummy()
 
-    def verify_at_once(self, logits: Tensor, slots: Tensor, drafts: DraftColumns[Tensor]) -> None:
+    def verify_at_once(self, logits: Tensor, slots: Tensor, drafts: DraftColumns) -> None:
         """Sample all positions by the slots' sampling parameters alone, and advance the slots by the accepted tokens.
         The host decides nothing, so a graph can capture this.
 
@@ -107,7 +106,7 @@ class Verifier:
             drafts: Changed in place: tokens replace the names of drafts that only the device knows.
         """
         self._look_up(slots, drafts)
-        self._sample_all(logits, slots, drafts)
+        self._sample_positions(logits, slots, drafts)
         self._move_slots(slots, drafts)
         self._outputs.send()
 
@@ -164,72 +163,71 @@ class Verifier:
 
         return MaskedStepHandle(finish, step.timer.wait)
 
-    def _finish(
-        self, step: Step, logits: Tensor, own: Tensor, slots: Tensor, drafts: DraftColumns[Tensor]
-    ) -> StepHandle:
+    def _finish(self, step: Step, logits: Tensor, own: Tensor, slots: Tensor, drafts: DraftColumns) -> StepHandle:
         """Sample and report a step. `own` are the logits to sample from, after bitmasks."""
-        anew = self._slots.transforms.are_active(step.slots)
+        one_by_one = self._slots.transforms.are_active(step.slots)
         if step.keeps_scores and self._on_cpu:  # scores take long: only those of positions that are reached are made
-            anew[:] = True
-        scores = self._sample_all(own, slots, drafts, anew.nonzero()[0], keep_scores=step.keeps_scores)
+            one_by_one[:] = True
+        scores = self._sample_positions(own, slots, drafts, one_by_one.nonzero()[0], keep_scores=step.keeps_scores)
         self._falsify(step, drafts, slice(len(slots)))
-        changed = self._sample_anew(anew, step, own, scores, slots, drafts)
+        changed = self._sample_one_by_one(one_by_one, step, own, scores, slots, drafts)
         self._move_slots(slots, drafts)
         self._outputs.send()
         return self._report(step, logits if scores is None else scores, len(slots), changed)
 
-    def _look_up(self, slots: Tensor, drafts: DraftColumns[Tensor]) -> None:
+    def _look_up(self, slots: Tensor, drafts: DraftColumns) -> None:
         """Replace the names of drafts that only the device knows by their tokens."""
         self._look_up_tokens(drafts.next_drafts, slots, self._slots.drafts, drafts.next_drafts)
 
-    def _sample_all(
+    def _sample_positions(
         self,
         logits: Tensor,
         slots: Tensor,
-        drafts: DraftColumns[Tensor],
-        anew: IntArray = _NONE,
+        drafts: DraftColumns,
+        one_by_one: IntArray = _NONE,
         *,
         keep_scores: bool = False,
     ) -> Tensor | None:
         """Sample each position by its slot's parameters and its token's counter; returns scores [positions, vocab] if
-        they are kept. Results at positions in `anew` are meaningless, because these are sampled again."""
+        they are kept. Results at positions in `one_by_one` are meaningless, because these are sampled
+        later."""
         number = len(slots)
         tokens, faults = self._outputs.tokens[:number], self._outputs.faults[:number]
-        if len(anew) == number:
+        if len(one_by_one) == number:
             tokens.zero_()
             faults.zero_()
             return torch.empty_like(logits, dtype=torch.float32) if keep_scores else None
         asked = SamplingColumns(*(column[:number] for column in self._asked))
         self._position_columns(slots, drafts.offsets, columns_of(self._slots), asked)
-        if len(anew):
-            asked.temperature.index_fill_(0, upload(anew, slots.device), 0.0)  # which takes least
+        if len(one_by_one):
+            asked.temperature.index_fill_(0, upload(one_by_one, slots.device), 0.0)  # which takes least
         thresholds = None
         if keep_scores:
             thresholds = SamplingThresholds(torch.empty_like(asked.temperature), torch.empty_like(slots))
         self._sample(logits, self._positions[:number], asked, tokens, faults, thresholds=thresholds)
         return None if thresholds is None else apply_thresholds(logits, asked.temperature, thresholds)
 
-    def _sample_anew(
+    def _sample_one_by_one(
         self,
-        anew: npt.NDArray[np.bool_],
+        one_by_one: npt.NDArray[np.bool_],
         step: Step,
         logits: Tensor,
         scores: Tensor | None,
         slots: Tensor,
-        drafts: DraftColumns[Tensor],
+        drafts: DraftColumns,
     ) -> _Changed:
         """Sample rows with logits transforms position by position, because a transform needs the token before. A row
         continues while its drafts are accepted."""
         table, outputs = self._slots, self._outputs
         first = step.drafts.first_positions
-        rows = anew[first].nonzero()[0]
+        rows = one_by_one[first].nonzero()[0]
         changed = _Changed(set(step.masked.tolist()), {})
         places, goes_on = first[rows], bool(step.drafts.counts[rows].any())
         before = table.num_sampled.clone() if goes_on else None
         while len(places):
             at = upload(places, logits.device)
             where = slots.index_select(0, at)
-            found = sample(
+            found = sample_with_transforms(
                 logits.index_select(0, at), step.slots[places], table, keep_scores=scores is not None,
                 device_slots=where,
             )  # fmt: skip
@@ -253,7 +251,7 @@ class Verifier:
             table.num_sampled.copy_(before)
         return changed
 
-    def _falsify(self, step: Step, drafts: DraftColumns[Tensor], at: Tensor | slice) -> None:
+    def _falsify(self, step: Step, drafts: DraftColumns, at: Tensor | slice) -> None:
         """Let random numbers decide which drafts are accepted at these positions, if they replace the model."""
         if self._synthetic is None or len(step.masked):
             return
@@ -261,7 +259,7 @@ class Verifier:
         self._synthetic.falsify(tokens, drafts.next_drafts[at], drafts.offsets[at])
         self._outputs.tokens[at] = tokens
 
-    def _move_slots(self, slots: Tensor, drafts: DraftColumns[Tensor]) -> None:
+    def _move_slots(self, slots: Tensor, drafts: DraftColumns) -> None:
         """Take back the tokens that rows do not gain: `BatchBuffers.prepare` has advanced each slot by all its
         drafts."""
         table, outputs = self._slots, self._outputs
@@ -281,48 +279,36 @@ class Verifier:
             scores, sampled = scores[torch.from_numpy(at)], sampled[torch.from_numpy(at)]
         reported = request.launch(scores, sampled) if request else None
 
-        def logprobs() -> dict[int, TokenLogprobs | None]:
-            return {} if reported is None else dict(zip(at.tolist(), reported(), strict=True))
+        def result(device_ms: float) -> Result:
+            self._take_back(step, owners, gained)
+            failed = _failed_rows(step.drafts, errors_of(faults[:number], changed.broken, changed.positions), gained)
+            counts = gained.copy()
+            counts[list(failed)] -= 1
+            kept = _kept(step.drafts, counts)
+            entries = {} if reported is None else dict(zip(at.tolist(), reported(), strict=True))
+            return Result(
+                step.number, counts.tolist(), tokens[kept].tolist(),
+                [entries[place] for place in kept.tolist()] if entries else [], list(failed.items()), device_ms,
+                step.prompt_logprobs(), drafted=step.drafts.counts.tolist(),
+                refused=[row for row, text in failed.items() if text in REFUSALS],
+            )  # fmt: skip
 
-        outputs = tokens[:number], faults[:number], gained
-        return step.timer.stop(partial(self._result, step, outputs, changed, owners, logprobs))
+        return step.timer.stop(result)
 
-    def _result(
-        self,
-        step: Step,
-        outputs: tuple[IntArray, npt.NDArray[np.int8], IntArray],
-        changed: _Changed,
-        owners: IntArray,
-        logprobs: Callable[[], dict[int, TokenLogprobs | None]],
-        device_ms: float,
-    ) -> Result:
-        """Return the step's result; `outputs` are tokens, faults, and the number of tokens that each row gains."""
-        drafts, host = step.drafts, self._slots.host
-        tokens, faults, gained = outputs[0], outputs[1], outputs[2].copy()
-        failed = self._failed(drafts, faults, changed, gained)
-        same = (host.owners[step.slots] == owners)[drafts.first_positions]
-        unused = drafts.counts + 1 - np.maximum(gained, 1)
-        host.max_lengths[step.slots[drafts.first_positions]] -= np.where(same, unused, 0)
-        kept, entries = _kept(drafts, gained), logprobs()
-        return Result(
-            step.number, gained.tolist(), tokens[kept].tolist(),
-            [entries[at] for at in kept.tolist()] if entries else [], list(failed.items()), device_ms,
-            step.prompt_logprobs(), drafted=drafts.counts.tolist(),
-            refused=[row for row, text in failed.items() if text in REFUSALS],
-        )  # fmt: skip
+    def _take_back(self, step: Step, owners: IntArray, gained: IntArray) -> None:
+        """Lower the maximum lengths of slots that gained fewer tokens than they might have, unless the slot has a new
+        owner since `owners` [positions] were noted."""
+        host, first = self._slots.host, step.drafts.first_positions
+        same = (host.owners[step.slots] == owners)[first]
+        host.max_lengths[step.slots[first]] -= np.where(same, step.drafts.counts + 1 - gained, 0)
 
-    def _failed(
-        self, drafts: StepDrafts, faults: npt.NDArray[np.int8], changed: _Changed, gained: IntArray
-    ) -> Mapping[int, str]:
-        """Return the errors at the last tokens that rows gain, by sampled row. The entries of failed rows in `gained`
-        are set to 0."""
-        errors = errors_of(faults, changed.broken, changed.positions)
-        if not errors:
-            return {}
-        last = drafts.first_positions + gained - 1
-        failed = {row: errors[place] for row, place in enumerate(last.tolist()) if place in errors}
-        gained[list(failed)] = 0
-        return failed
+
+def _failed_rows(drafts: StepDrafts, errors: Mapping[int, str], gained: IntArray) -> Mapping[int, str]:
+    """Return the errors of rows whose last gained token failed, by sampled row, from the errors of positions."""
+    if not errors:
+        return {}
+    last = drafts.first_positions + gained - 1
+    return {row: errors[place] for row, place in enumerate(last.tolist()) if place in errors}
 
 
 def _kept(drafts: StepDrafts, gained: IntArray) -> IntArray:

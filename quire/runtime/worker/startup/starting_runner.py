@@ -11,13 +11,14 @@ import torch
 from torch import Tensor
 
 from quire.compute.kernels.cpu.recording import Sizes
+from quire.foundation.messages.workers import Plan
 from quire.models.lora.step_tiles import Adapted
 from quire.runtime.worker.graph_shapes import GraphShape, GraphShapes, ShapeKind
 from quire.runtime.worker.host_batch import HostBatch
 from quire.runtime.worker.model_runner import ModelRunner
 from quire.runtime.worker.replay import CudaGraphs, record_steps
 from quire.runtime.worker.sampling.sampler import Deferred
-from quire.runtime.worker.step import EMPTY_PLAN, Step, StepKind
+from quire.runtime.worker.step import Step, StepKind
 
 
 class StartingRunner(ModelRunner):
@@ -87,7 +88,7 @@ class StartingRunner(ModelRunner):
         with torch.inference_mode():
             self.slots.init_dummy()
             if self._stages is not None:
-                self._stages.await_tokens(EMPTY_PLAN, self.slots.last_token)
+                self._stages.await_tokens(Plan.empty(), self.slots.last_token)
             host = HostBatch.of_dummy(self.slots.dummy, counts)
             for adapted in self._kinds:
                 self._ring.await_device()  # nobody takes their results, and they may be more than buffers
@@ -103,6 +104,6 @@ class StartingRunner(ModelRunner):
                 self._prompt_logprobs.warm_up(logits[:positions], self._max_logprobs)
 
     def _stage_dummy(self, host: HostBatch, adapted: Adapted, shape: GraphShape | None = None) -> Step:
-        step = Step(EMPTY_PLAN, StepKind.SAMPLE, host, adapted=adapted, shape=shape)
+        step = Step(Plan.empty(), StepKind.SAMPLE, host, adapted=adapted, shape=shape)
         self._stager.stage_dummy(step)
         return step
