@@ -52,6 +52,10 @@ import_paths.install()
 _LOAD_TORCH = {"LLM", "LLMEngine", "AsyncLLM", "AsyncLLMEngine"}
 
 
+def __dir__() -> list[str]:
+    return __all__
+
+
 def __getattr__(name: str) -> Any:
     if name not in _EXPORTS:
         raise AttributeError(f"module 'quire' has no attribute '{name}'")

@@ -22,7 +22,7 @@ import uvloop
 from quire.cli.flags import parse_with_engine
 from quire.errors import ConfigError, EngineDeadError, GenerationError, reason
 from quire.foundation.config import Config, environment
-from quire.offline.progress_bar import ProgressBar
+from quire.offline.progress_bar import TerminalBar
 from quire.planning.auto_config import resolve
 from quire.serving.api.routes.monitoring import metrics_app
 from quire.serving.api.session.session import EngineSession
@@ -121,7 +121,7 @@ async def _run(batch: BatchFile, engine: EngineProcess, config: Config, options:
     async with app.router.lifespan_context(app), _metrics(options, session, config):
         engine.watch(asyncio.get_running_loop())
         await session.wait_ready()
-        with ProgressBar(counts.total, counts.done) as bar:
+        with TerminalBar(counts.total, counts.done) as bar:
             answering = asyncio.ensure_future(batch.run(calls, bar.advance))
             dying = asyncio.ensure_future(session.wait_dead())
             try:

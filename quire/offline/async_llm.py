@@ -11,16 +11,18 @@ import itertools
 import threading
 from collections.abc import AsyncGenerator, Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any
+from typing import Any, Unpack
 
 from quire.errors import EngineDeadError, GenerationError
 from quire.foundation.config import BUILTIN_MODEL
 from quire.foundation.messages.from_engine import Deltas, Done, FromEngine
 from quire.foundation.messages.to_engine import Adapter, Control, PauseMode
 from quire.offline.adapters import LoRARequest, adapter_of, load_command
+from quire.offline.engine_settings import AsyncEngineSettings
 from quire.offline.engine_thread import CLOSED, EngineThread
 from quire.offline.open_streams import OpenStreams
 from quire.offline.prompts import ConversationRenderer, Message, ParsedPrompt, Prompt, parse_prompt
+from quire.offline.signature import LOG_SETTINGS, shows_settings
 from quire.outputs import RequestOutput
 from quire.sampling_params import SamplingParams
 from quire.text.sequence_accumulator import SequenceAccumulator
@@ -30,9 +32,10 @@ from quire.text.tokenizer import Tokenizer
 class AsyncEngineArgs:
     """The model and settings of an AsyncLLM, for `AsyncLLM.from_engine_args`."""
 
-    def __init__(self, model: str = BUILTIN_MODEL, **settings: Any) -> None:
+    @shows_settings(*LOG_SETTINGS)
+    def __init__(self, model: str = BUILTIN_MODEL, **settings: Unpack[AsyncEngineSettings]) -> None:
         self.model = model
-        self.settings = settings
+        self.settings: AsyncEngineSettings = settings
 
 
 EngineArgs = AsyncEngineArgs
@@ -55,7 +58,8 @@ class AsyncLLM:
         SetupError: The model cannot be served.
     """
 
-    def __init__(self, model: str = BUILTIN_MODEL, **settings: Any) -> None:
+    @shows_settings(*LOG_SETTINGS)
+    def __init__(self, model: str = BUILTIN_MODEL, **settings: Unpack[AsyncEngineSettings]) -> None:
         self._controls: dict[int, asyncio.Future[Done]] = {}
         self._control_ids = itertools.count(1)
         self._attaching = threading.Lock()  # threads with an event loop each may try at the same time

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import itertools
-import sys
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Unpack
 
 from quire.errors import ConfigError, RequestError
 from quire.foundation.config import BUILTIN_MODEL
@@ -16,7 +15,9 @@ from quire.foundation.messages.to_engine import Adapter, Control
 from quire.foundation.messages.workers import TokenLogprobs
 from quire.foundation.processes.garbage import rare_collection
 from quire.offline.adapters import LoRARequest, for_each
+from quire.offline.engine_settings import EngineSettings
 from quire.offline.local_engine import LocalEngine, no_sampling_params
+from quire.offline.progress_bar import shown_bar
 from quire.offline.prompts import (
     ConversationRenderer,
     Message,
@@ -27,6 +28,7 @@ from quire.offline.prompts import (
     parse_prompt,
 )
 from quire.offline.run import OfflineMetrics, OfflineRun
+from quire.offline.signature import shows_settings
 from quire.outputs import BeamSearchOutput, RequestOutput
 from quire.planning.step_limits import StepLimits
 from quire.sampling_params import BeamSearchParams, SamplingParams
@@ -36,7 +38,6 @@ from quire.text.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
     from quire.engine.metrics.reader import Metric
-    from quire.offline.progress_bar import ProgressBar
 
 
 class LLM:
@@ -49,6 +50,7 @@ class LLM:
         model: A directory with a Hugging Face checkpoint, a hub id, or the built-in model (the default).
         disable_log_stats: False for `get_metrics`; counting takes some microseconds for each sequence and step.
         **settings: Settings of `quire serve`, under their flags' names with underscores; not those of the server alone.
+            Values may be texts as on the command line ("8k").
 
     Attributes:
         startup: Seconds of the engine's start, by stage.
@@ -58,7 +60,10 @@ class LLM:
         SetupError: The model cannot be served.
     """
 
-    def __init__(self, model: str = BUILTIN_MODEL, *, disable_log_stats: bool = True, **settings: Any) -> None:
+    @shows_settings()
+    def __init__(
+        self, model: str = BUILTIN_MODEL, *, disable_log_stats: bool = True, **settings: Unpack[EngineSettings]
+    ) -> None:
         self._local = LocalEngine("LLM", model, settings, "throughput")
         self._config, self._text, self._engine = self._local.config, self._local.text, self._local.client
         self._submission = self._local.submission
@@ -80,7 +85,7 @@ class LLM:
         Args:
             prompts: One prompt or several. A list of integers is one prompt of token ids.
             sampling_params: One for all, or one for each prompt. Default: the model's own defaults.
-            use_tqdm: Show a progress bar (on a terminal).
+            use_tqdm: Show a progress bar, on a terminal or in a notebook.
             lora_request: An adapter for all, or one for each prompt, None for the base model; with enable_lora=True.
             priority: One number for each prompt, lower goes first; with scheduling_policy="priority" only.
 
@@ -232,7 +237,9 @@ class LLM:
             adapters = self._local.adapters.load_all(for_each(lora_request, len(params)))
             each_has = zip(prompts, params, priority or [0] * len(params), adapters, strict=True)
             total = sum(each.n for each in params)
-            bar = stack.enter_context(_bar(total)) if use_tqdm and sys.stderr.isatty() else None
+            bar = shown_bar(total) if use_tqdm else None
+            if bar is not None:
+                stack.enter_context(bar)
             run = stack.enter_context(OfflineRun(self._engine, head_start, bar, self._metrics))
             for prompt, each, rank, adapter in each_has:
                 sequences = self._local.sequences(prompt, each, rank, adapter)
@@ -284,9 +291,3 @@ class LLM:
             if not isinstance(each, SamplingParams):
                 raise no_sampling_params(each)
         return given
-
-
-def _bar(total: int) -> ProgressBar:
-    from quire.offline.progress_bar import ProgressBar  # imports rich, which only a terminal needs
-
-    return ProgressBar(total)

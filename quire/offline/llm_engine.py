@@ -6,15 +6,17 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Any
+from typing import Unpack
 
 from quire.foundation.config import BUILTIN_MODEL
 from quire.foundation.messages.from_engine import Deltas, FromEngine
 from quire.offline.adapters import LoRARequest
 from quire.offline.async_llm import EngineArgs
+from quire.offline.engine_settings import AsyncEngineSettings
 from quire.offline.local_engine import LocalEngine
 from quire.offline.open_streams import OpenStreams
 from quire.offline.prompts import Prompt, parse_prompt
+from quire.offline.signature import LOG_SETTINGS, shows_settings
 from quire.outputs import RequestOutput
 from quire.sampling_params import SamplingParams
 from quire.text.tokenizer import Tokenizer
@@ -32,7 +34,8 @@ class LLMEngine:
         SetupError: The model cannot be served.
     """
 
-    def __init__(self, model: str = BUILTIN_MODEL, **settings: Any) -> None:
+    @shows_settings(*LOG_SETTINGS)
+    def __init__(self, model: str = BUILTIN_MODEL, **settings: Unpack[AsyncEngineSettings]) -> None:
         self._local = LocalEngine("LLMEngine", model, settings)
         self._streams = OpenStreams(self._local.client.send)
 

@@ -7,7 +7,9 @@ from __future__ import annotations
 import logging
 import os
 import random
+import sys
 import threading
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import fields
@@ -28,6 +30,7 @@ from quire.foundation.config.server import LOGS_OF_SERVER, OF_ENGINES_IN_PROCESS
 from quire.foundation.config.vllm_compat import VLLM_SETTINGS, check_vllm_setting
 from quire.foundation.messages.from_engine import Ready
 from quire.foundation.messages.to_engine import Adapter, Add
+from quire.foundation.processes.notebook import is_notebook
 from quire.logits_processors import import_path
 from quire.offline.adapters import LocalAdapters
 from quire.offline.prompts import ParsedPrompt
@@ -43,6 +46,7 @@ from quire.text.sequence_accumulator import SequenceAccumulator
 from quire.text.text_stream import ChoiceState
 from quire.text.thinking_budget import thinking_budget
 from quire.text.tokenizer import Tokenizer, bad_word_tokens
+from quire.version import __version__
 
 _log = logging.getLogger(__name__)
 
@@ -64,6 +68,7 @@ class LocalEngine:
         self._kind = kind
         self._process = os.getpid()
         self._lock = threading.RLock()
+        began = time.monotonic()
         config = environment.apply(Config().with_values(model=model, **_known(settings)))
         if config.scheduler.performance_mode is None and performance_mode is not None:
             config = config.with_values(performance_mode=performance_mode)
@@ -83,6 +88,8 @@ class LocalEngine:
         ready = self.client.receive(None)
         assert isinstance(ready, Ready)
         self.startup: dict[str, float] = ready.startup
+        if is_notebook():
+            print(self._report(ready, time.monotonic() - began), file=sys.stderr, flush=True)
         seeds = random.Random(self.config.model.seed)
         self.submission = Submission(
             self.client.number,
@@ -93,6 +100,14 @@ class LocalEngine:
             clock,
             lambda: seeds.getrandbits(64),
             takes_extra_args=bool(self.config.model.logits_processors),
+        )
+
+    def _report(self, ready: Ready, seconds: float) -> str:
+        """The line about a start, for a notebook."""
+        model, device = self.config.model, self.config.device.device
+        return (
+            f"Quire {__version__}: {model.model} in {model.dtype} on {device}, ready in {seconds:.1f} s. Sequences of "
+            f"up to {min(ready.max_model_len, ready.capacity):,} tokens; the KV cache holds {ready.kv_tokens:,}."
         )
 
     @property

@@ -1,4 +1,4 @@
-"""How far reading the weights is: a bar on the terminal once it takes long, and figures for the log."""
+"""How far reading the weights is: a bar on a terminal or in a notebook once it takes long, and figures for the log."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import threading
 from typing import TYPE_CHECKING
 
 from quire.foundation.clock import Clock
+from quire.foundation.processes.notebook import StatusLine, is_notebook
 
 if TYPE_CHECKING:
     from rich.progress import Progress, TaskID
@@ -18,12 +19,13 @@ _GB = 1e9
 
 
 class ReadingProgress:
-    """Counts the bytes that several threads read, of `total`; shows a bar on a terminal if `visible`."""
+    """Counts the bytes that several threads read, of `total`; shows a bar where somebody watches, if `visible`."""
 
     def __init__(self, total: int, clock: Clock, visible: bool) -> None:
         self._total = total
         self._clock = clock
         self._visible = visible and sys.stderr.isatty()
+        self._line = StatusLine() if visible and not self._visible and is_notebook() else None
         self._lock = threading.Lock()
         self._done = 0
         self._bar: Progress | None = None
@@ -37,6 +39,8 @@ class ReadingProgress:
         self.seconds = self._clock.now() - self._began
         if self._bar is not None:
             self._bar.stop()
+        if self._line is not None and self.seconds > PATIENCE_S:
+            self._line.show(f"Reading weights: {self._rate(self.seconds)}", end="\n")
 
     def count(self, name: str, out: Tensor) -> None:
         """Count the bytes that a tensor takes where it lives; `on_read` of ObservedReads."""
@@ -50,8 +54,12 @@ class ReadingProgress:
             if self._bar is None and self._visible and seconds > PATIENCE_S:
                 self._show()
             if self._bar is not None:
-                rate = f"{self._done / _GB:.2f}/{self._total / _GB:.2f} GB, {self._done / _GB / seconds:.2f} GB/s"
-                self._bar.update(self._task, completed=self._done, rate=rate)
+                self._bar.update(self._task, completed=self._done, rate=self._rate(seconds))
+            if self._line is not None and seconds > PATIENCE_S:
+                self._line.show(f"Reading weights: {self._rate(seconds)}")
+
+    def _rate(self, seconds: float) -> str:
+        return f"{self._done / _GB:.2f}/{self._total / _GB:.2f} GB, {self._done / _GB / seconds:.2f} GB/s"
 
     def _show(self) -> None:
         # rich takes a tenth of a second to import: only a bar that is shown pays it.
