@@ -147,12 +147,16 @@ def _qk_norm_rope_and_cache(
             rest_b = _of_b(b, resting + 2 * HALF, changed[:, None] & (resting < D - 2 * HALF)[None, :], RANK)
     wait_for_inputs(OVERLAP)
     row = qkv + token * qkv_token + own
-    first, second, rest = None, None, None
     if HALF > 0:
         first = tl.load(row + firsts[None, :], turns, 0.0)
         second = tl.load(row + seconds[None, :], turns, 0.0)
     if D > 2 * HALF:
         rest = tl.load(row + 2 * HALF + resting[None, :], rests, 0.0)
+    # A part without dimensions stands for another one, because Triton 3.6 returns no None from a function.
+    if HALF == 0:
+        first, second = rest, rest
+    if D == 2 * HALF:
+        rest = first
     cache_slot = tl.load(slot_mapping + token)
     if HALF > 0:
         angle = token * HALF + turning[None, :] + tl.zeros((TILE, 1), tl.int32)  # every head's own load: no exchange
