@@ -49,7 +49,7 @@ def test_norms_may_add_up_themselves(case: str, tmp_path: Path, monkeypatch: pyt
     found = logits_of_ranks(directory, TOKENS, torch.float32, 2)
     assert all(torch.equal(one, other) for one, other in zip(found, expected, strict=True))
     spec = read_spec(directory)
-    norm_follows = not spec.architecture.startswith(("Gemma", "GPT2"))
+    norm_follows = spec.norm.kind == "rms" and spec.norm.place == "before"
     assert by_norms == (2 * 2 * len(spec.layers) if norm_follows else 0)
 
 
