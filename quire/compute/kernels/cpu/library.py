@@ -43,6 +43,7 @@ SIGNATURES: dict[str, tuple[type, ...]] = {
     "gelu_and_mul": (_P, _I, _I, _P),
     "gelu": (_P, _I, _I, _P),
     "soft_cap": (_P, _I, _I, _F),
+    "multiply": (_P, _I, _I, _F),
     "copy_stream": (_P, _P, _I, _I, _I, _P),
     "spread_columns": (_P, _I, _I, _P, _I, _P),
     "sample": (_P, _I, _I, _I, *[_P] * 7, _F, *[_P] * 5),
