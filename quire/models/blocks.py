@@ -11,7 +11,7 @@ from typing import Protocol
 from torch import Tensor
 
 from quire.compute.attention.backend import AttentionBackend
-from quire.compute.collectives.delta import Delta, sum_of, total_of
+from quire.compute.collectives.delta import Delta, added, sum_of, total_of
 from quire.models.layers.factory import LayerFactory
 from quire.models.layers.rotary import Angles
 from quire.models.projections import build_attention, build_mlp, norm_names
@@ -53,8 +53,8 @@ class PostNormBlock:
 
     def __call__(self, x: Tensor, delta: Delta | None, angles: Angles | None, attention: AttentionBackend) -> Delta:
         if delta is not None:
-            x.add_(total_of(delta))
-        x.add_(self._attention_norm(self._attention(x, angles, attention)))
+            added(x, total_of(delta))
+        added(x, self._attention_norm(self._attention(x, angles, attention)))
         return self._mlp_norm(self._mlp(x))
 
 

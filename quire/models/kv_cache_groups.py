@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from quire.models.config_file import ConfigFile
 from quire.models.families.family import Family
+from quire.models.layer_spec import AttentionSpec
 from quire.scheduling.kvcache.cache_groups import KVCacheGroup
 
 MAX_GROUPS = 16
@@ -40,18 +41,18 @@ def read_windowed_layers(fields: ConfigFile, family: Family, layers: int) -> tup
     return kinds
 
 
-def kv_groups(windows: Sequence[int | None]) -> tuple[KVCacheGroup, ...]:
-    """Divide layers into groups of equal windows and equal size, so that one pool of blocks serves all groups.
+def kv_groups(mixers: Sequence[AttentionSpec]) -> tuple[KVCacheGroup, ...]:
+    """Divide layers into groups of equal windows or chunks and equal size, so that one pool of blocks serves all.
 
     Groups are as large as the rarest kind of layer. The last group of a kind may be smaller, and wastes the rest.
     """
-    kinds: dict[int | None, list[int]] = {}
-    for layer, window in enumerate(windows):
-        kinds.setdefault(window, []).append(layer)
-    size = max(min(map(len, kinds.values())), -(-len(windows) // MAX_GROUPS))
+    kinds: dict[tuple[int | None, int | None], list[int]] = {}
+    for layer, mixer in enumerate(mixers):
+        kinds.setdefault((mixer.window, mixer.chunk), []).append(layer)
+    size = max(min(map(len, kinds.values())), -(-len(mixers) // MAX_GROUPS))
     return tuple(
-        KVCacheGroup(tuple(layers[first : first + size]), window)
-        for window, layers in kinds.items()
+        KVCacheGroup(tuple(layers[first : first + size]), window, chunk)
+        for (window, chunk), layers in kinds.items()
         for first in range(0, len(layers), size)
     )
 

@@ -81,7 +81,9 @@ class AttentionSpec:
         outputs: Width of the output, which is the residual stream's.
         heads, kv_heads: Numbers of query heads and KV heads; `heads` is a multiple of `kv_heads`.
         head_dim: Width of one head; `heads * head_dim` may differ from `inputs`.
-        window: How many tokens a token sees, itself included; None: all tokens before it.
+        window: How many tokens a token sees, itself included; None: as `chunk` says.
+        chunk: Positions are divided into chunks of this length, and a token sees the tokens of its own chunk up to
+            itself; None: all tokens before it.
         scale: Factor of the products of queries and keys.
         cap: Bound c of scores, c · tanh(x / c); None: no bound.
         rope: How positions rotate queries and keys; None: they do not.
@@ -90,6 +92,7 @@ class AttentionSpec:
         clip: The bound of the magnitudes of queries, keys and values; None: no bound.
         gate: The gate of the output; None: there is no gate.
         query_scale: The factor of queries by their positions; None: no factor.
+        sinks: Whether each query head has a learned score that its softmax starts with.
     """
 
     inputs: int
@@ -98,6 +101,7 @@ class AttentionSpec:
     kv_heads: int
     head_dim: int
     window: int | None = None
+    chunk: int | None = None
     scale: float = 1.0
     cap: float | None = None
     rope: RopeSpec | None = None
@@ -107,6 +111,12 @@ class AttentionSpec:
     clip: float | None = None
     gate: GateSpec | None = None
     query_scale: QueryScaleSpec | None = None
+    sinks: bool = False
+
+    @property
+    def reach(self) -> int | None:
+        """Return how many tokens a token sees at most, itself included; None: all before it."""
+        return self.window if self.chunk is None else self.chunk
 
     @property
     def query_width(self) -> int:
@@ -125,7 +135,7 @@ class AttentionSpec:
 
     def weights(self) -> Weights:
         qkv, norm = self.query_width + 2 * self.kv_width, self.qk_norm
-        other = self.qkv_bias * qkv + self.out_bias * self.outputs
+        other = self.qkv_bias * qkv + self.out_bias * self.outputs + self.sinks * self.heads
         if norm is not None:
             other += norm.number(self.heads, self.head_dim) + norm.number(self.kv_heads, self.head_dim)
         return Weights(self.inputs * (qkv + self.gate_width) + self.query_width * self.outputs, other)

@@ -153,7 +153,7 @@ class ModelSpec:
 
     def kv_groups(self) -> tuple[KVCacheGroup, ...]:
         """Return the groups of layers that share a block table."""
-        return kv_groups([layer.mixer.window for layer in self.layers]) if self.groups is None else self.groups
+        return kv_groups([layer.mixer for layer in self.layers]) if self.groups is None else self.groups
 
 
 def read_spec(directory: Path | str, quantization: str | None = None) -> ModelSpec:

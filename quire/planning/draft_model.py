@@ -43,7 +43,7 @@ def with_draft_model(config: Config, spec: ModelSpec, directory: Path) -> Config
         raise _error(f'{name} is a head of EAGLE-3, no model: give it with "method": "eagle3".')
     if draft.vocab_size != spec.vocab_size or not _same_tokens(found, directory):
         raise _error(f"The draft model {name} has other tokens than the model: give one with the same tokenizer.")
-    if draft.rope_length_mode is not None or any(group.window is not None for group in draft.kv_groups()):
+    if draft.rope_length_mode is not None or any(group.reach is not None for group in draft.kv_groups()):
         raise _error(f"The draft model {name} has sliding windows or a RoPE by length, which is not supported yet.")
     own = {"method": speculation.method, "model": str(found), "num_speculative_tokens": speculation.tokens}
     return replace(config, speculation=SpeculationConfig({**(config.speculation.speculative_config or {}), **own}))

@@ -29,10 +29,14 @@ BLOCKS = 40
 """Of a sequence, at most."""
 
 
-def view_of(kv: Tensor, groups: tuple[int, ...], windows: tuple[int | None, ...]) -> KVView:
+def view_of(kv: Tensor, groups: tuple[int, ...], windows: tuple[int | Mask | None, ...]) -> KVView:
     """Of keys and values [2, layers, blocks, block_size, kv_heads, d]."""
     layers = tuple(PagedKV(keys, values) for keys, values in zip(*kv, strict=True))
-    return KVView(layers, groups, tuple(map(Mask, windows)))
+    return KVView(layers, groups, tuple(map(mask_of, windows)))
+
+
+def mask_of(window: int | Mask | None) -> Mask:
+    return window if isinstance(window, Mask) else Mask(window)
 
 
 def cpu_backend(kv: KVView) -> AttentionBackend:
@@ -77,8 +81,10 @@ class Scene:
         block_size: int,
         sequences: int,
         groups: tuple[int, ...] = (0,),
-        windows: tuple[int | None, ...] = (None, None),
+        windows: tuple[int | Mask | None, ...] = (None, None),
+        sinks: Tensor | None = None,
     ) -> None:
+        self.sinks = None if sinks is None else sinks.to(device)
         self.size, self.groups, self.windows, self.device = block_size, groups, windows[: max(groups) + 1], device
         self.generator = torch.Generator().manual_seed(0)
         self.dummy = sequences
@@ -150,13 +156,14 @@ class Scene:
         q, k, v = (self.normal(len(rows), heads, D) for heads in (HEADS, KV_HEADS, KV_HEADS))
         out = torch.full((len(rows), HEADS, D), float("nan"), device=self.device)
         qkv = torch.cat((q, k, v), 1).to(self.device)
-        self.backend.run(AttentionLayer(layer, Scores(D**-0.5)), qkv, QKNormRope(), out)
+        self.backend.run(AttentionLayer(layer, Scores(D**-0.5, sinks=self.sinks)), qkv, QKNormRope(), out)
         for row, sequence in enumerate(moves):
             own = torch.from_numpy(rows == row)
             self.keys[sequence][layer] = torch.cat((self.keys[sequence][layer], k[own]))
             self.values[sequence][layer] = torch.cat((self.values[sequence][layer], v[own]))
-            window = self.windows[self.groups[layer]]
-            expected = attention(q[own], self.keys[sequence][layer], self.values[sequence][layer], window=window)
+            mask = mask_of(self.windows[self.groups[layer]])
+            past = self.keys[sequence][layer], self.values[sequence][layer]
+            expected = attention(q[own], *past, None, None, *mask, self.sinks)
             torch.testing.assert_close(out.cpu()[own].double(), expected, rtol=1e-5, atol=1e-5)
 
 
@@ -207,6 +214,18 @@ def test_windows_see_their_last_tokens_and_no_block_before_them(
     for moves in ({0: 30, 1: 3}, {0: 1, 1: 1}, {2: 64, 0: 20, 1: 1}, {0: 1, 1: 9, 2: 1}, *[{0: 1}] * 5):
         for sequence in moves:
             left = max(0, scene.length(sequence) - window + 1) // block_size
+            scene.kv[:, 0, scene.tables[0][sequence, :left]] = float("nan")
+        scene.step(moves)
+
+
+@pytest.mark.parametrize("chunk", [8, 20])
+def test_chunks_and_sinks_beside_layers_that_see_everything(new_scene: SceneOf, chunk: int) -> None:
+    """Blocks of earlier chunks become NaN, as if others had written them, and tables go on naming them."""
+    sinks = torch.linspace(-3, 3, HEADS)
+    scene = new_scene(8, 3, groups=(0, 1), windows=(Mask(chunk=chunk), None), sinks=sinks)
+    for moves in ({0: 30, 1: 3}, {0: 1, 1: 1}, {2: 64, 0: 20, 1: 1}, {0: 1, 1: 9, 2: 1}, *[{0: 1}] * 5):
+        for sequence in moves:
+            left = scene.length(sequence) // chunk * chunk // 8
             scene.kv[:, 0, scene.tables[0][sequence, :left]] = float("nan")
         scene.step(moves)
 

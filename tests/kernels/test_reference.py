@@ -98,7 +98,14 @@ def test_qk_norm_rope_and_cache_norms_then_turns_queries_and_keys_but_no_values(
 
 
 def attention(
-    q: Tensor, k: Tensor, v: Tensor, scale: float | None = None, cap: float | None = None, window: int | None = None
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    scale: float | None = None,
+    cap: float | None = None,
+    window: int | None = None,
+    chunk: int | None = None,
+    sinks: Tensor | None = None,
 ) -> Tensor:
     """Lower-right causal attention, one head at a time, in float64: q [n, heads, d], k and v [length, kv_heads, d]."""
     (n, heads, d), (length, kv_heads, _) = q.shape, k.shape
@@ -108,9 +115,11 @@ def attention(
         for i in range(n):
             seen = length - n + i + 1
             first = 0 if window is None else max(0, seen - window)
+            first = first if chunk is None else (seen - 1) // chunk * chunk
             scores = k[first:seen, own].double() @ q[i, head].double() * (scale or d**-0.5)
-            weights = (scores if cap is None else cap * (scores / cap).tanh()).softmax(-1)
-            out[i, head] = weights @ v[first:seen, own].double()
+            weights = (scores if cap is None else cap * (scores / cap).tanh()).exp()
+            total = weights.sum() + (0 if sinks is None else sinks[head].double().exp())
+            out[i, head] = weights / total @ v[first:seen, own].double()
     return out
 
 
@@ -192,19 +201,22 @@ def test_experts_are_their_mlps_summed_by_weight(tokens: int) -> None:
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("window", [None, 5, 40])
+@pytest.mark.parametrize("mask", [Mask(), Mask(5), Mask(40), Mask(chunk=6)], ids=str)
 @pytest.mark.parametrize("cap", [None, 1.5])
+@pytest.mark.parametrize("has_sinks", [False, True])
 @pytest.mark.parametrize(("heads", "kv_heads"), [(4, 4), (6, 2), (4, 1)])
-def test_paged_attention(dtype: torch.dtype, window: int | None, cap: float | None, heads: int, kv_heads: int) -> None:
+def test_paged_attention(
+    dtype: torch.dtype, mask: Mask, cap: float | None, has_sinks: bool, heads: int, kv_heads: int
+) -> None:
     """Rows of one token and of many, with a past and without."""
     starts, counts = torch.tensor([20, 0, 3, 0, 15]), torch.tensor([1, 1, 19, 7, 2])
     keys, values = normal(16, 8, kv_heads, 16, dtype=dtype), normal(16, 8, kv_heads, 16, dtype=dtype, seed=1)
     q = normal(30, heads, 16, dtype=dtype, seed=2)
     table = (torch.randperm(15, generator=torch.Generator().manual_seed(3)) + 1).view(5, 3)
     slots, out = torch.tensor([2, 4, 0, 3, 1]), torch.full_like(q, float("nan"))
-    rows = PagedRows(table, slots, starts, counts)
-    paged_attention(q, PagedKV(keys, values), rows, Mask(window), Scores(0.4, cap), out)
+    rows, sinks = PagedRows(table, slots, starts, counts), torch.linspace(-3, 3, heads) if has_sinks else None
+    paged_attention(q, PagedKV(keys, values), rows, mask, Scores(0.4, cap, sinks), out)
     for row, (first, end) in enumerate(pairwise([0, *counts.cumsum(0).tolist()])):
         length = int(starts[row] + counts[row])
         k, v = (x[table[slots[row]]].flatten(0, 1)[:length] for x in (keys, values))
-        near(out[first:end], attention(q[first:end], k, v, 0.4, cap, window))
+        near(out[first:end], attention(q[first:end], k, v, 0.4, cap, *mask, sinks))

@@ -118,6 +118,25 @@ def test_what_a_window_no_longer_sees_is_free_and_a_hit_needs_only_what_is_seen(
     assert not again.covers(14)
 
 
+def test_blocks_of_earlier_chunks_are_free_and_a_hit_needs_only_its_own_chunk() -> None:
+    pool = BlockPool(20, SIZE)
+    groups = (KVCacheGroup(), KVCacheGroup(chunk=8))
+    tokens = list(range(16))
+    table = BlockTable(pool, groups)
+    table.reserve(0, 16)
+    table.cache_blocks(hashes_of(tokens), 16)
+    table.free_out_of_window(15)
+    assert table.num_blocks == 4 + 2, "token 15 sees its chunk, which begins at 8"
+    table.free_out_of_window(16)
+    assert table.num_blocks == 4, "token 16 begins a chunk"
+    table.free()
+    again = BlockTable(pool, groups)
+    assert matched(again, hashes_of(tokens), 12) == 12
+    assert again.num_blocks == 3 + 1
+    assert again.covers(12)
+    assert not again.covers(7)
+
+
 def test_a_hit_ends_where_a_group_has_lost_its_blocks() -> None:
     pool = BlockPool(8, SIZE)
     tokens = list(range(16))
@@ -155,6 +174,8 @@ def test_capacity_counts_what_all_groups_hold_at_once() -> None:
     # a window of 20 moving by 12 holds at most (20 + 12) / 4 + 1 = 9 blocks
     assert capacity((KVCacheGroup(window=20),), 9, 4, 12, 1_000) == 1_000
     assert capacity((KVCacheGroup(window=20),), 8, 4, 12, 1_000) == 32
+    assert capacity((KVCacheGroup(chunk=20),), 9, 4, 12, 1_000) == 1_000
+    assert capacity((KVCacheGroup(chunk=20),), 8, 4, 12, 1_000) == 32
 
 
 def test_what_the_pool_holds_counts_every_group() -> None:

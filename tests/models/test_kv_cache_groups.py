@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,7 @@ import pytest
 
 from quire.errors import CheckpointError
 from quire.models.kv_cache_groups import MAX_GROUPS, kv_groups
+from quire.models.layer_spec import AttentionSpec
 from quire.models.spec import read_spec
 from quire.scheduling.kvcache.cache_groups import KVCacheGroup
 from tests.models.test_spec import MINIMAL
@@ -69,21 +71,33 @@ def test_layers_of_one_kind_where_the_file_says_otherwise_are_refused(tmp_path: 
         windows(tmp_path, "Gemma2ForCausalLM", layer_types=kinds[:5])
 
 
+def groups_of(windows: Sequence[int | None], chunk: int | None = None) -> tuple[KVCacheGroup, ...]:
+    """Groups of layers with these windows; a layer without one has chunks."""
+    return kv_groups(
+        [AttentionSpec(8, 8, 2, 1, 4, window, None if window else chunk) for window in windows],
+    )
+
+
+def test_layers_of_equal_chunks_share_a_group() -> None:
+    assert groups_of([7, None], chunk=8) == (KVCacheGroup((0,), 7), KVCacheGroup((1,), chunk=8))
+    assert groups_of([None] * 2, chunk=8) == (KVCacheGroup((0, 1), chunk=8),)
+
+
 def test_groups_have_equally_many_layers() -> None:
-    assert kv_groups([None] * 3) == (KVCacheGroup((0, 1, 2)),)
-    assert kv_groups([7] * 3) == (KVCacheGroup((0, 1, 2), 7),)
-    assert kv_groups([7, None] * 2) == (KVCacheGroup((0, 2), 7), KVCacheGroup((1, 3)))
-    five_to_one = kv_groups(([7] * 5 + [None]) * 2)
+    assert groups_of([None] * 3) == (KVCacheGroup((0, 1, 2)),)
+    assert groups_of([7] * 3) == (KVCacheGroup((0, 1, 2), 7),)
+    assert groups_of([7, None] * 2) == (KVCacheGroup((0, 2), 7), KVCacheGroup((1, 3)))
+    five_to_one = groups_of(([7] * 5 + [None]) * 2)
     assert [(len(group.layers), group.window) for group in five_to_one] == [(2, 7)] * 5 + [(2, None)]
     assert sorted(layer for group in five_to_one for layer in group.layers) == list(range(12))
 
 
 def test_the_last_group_of_a_kind_may_be_smaller() -> None:
-    groups = kv_groups([7] * 7 + [None] * 2)
+    groups = groups_of([7] * 7 + [None] * 2)
     assert [len(group.layers) for group in groups] == [2, 2, 2, 1, 2]
 
 
 def test_there_are_not_too_many_groups() -> None:
-    groups = kv_groups([7] * 61 + [None])
+    groups = groups_of([7] * 61 + [None])
     assert len(groups) <= MAX_GROUPS + 1
     assert sorted(layer for group in groups for layer in group.layers) == list(range(62))

@@ -65,10 +65,10 @@ ROWS: dict[str, dict[str, Any]] = {
     "ApertusForCausalLM": {"rope_parameters": LLAMA3_ROPE, "dtype": "float32"},
     "NemotronForCausalLM": {"attention_bias": True, "mlp_bias": True},
     "Jais2ForCausalLM": {},
-    "StableLmForCausalLM": {"use_parallel_residual": True, "use_qkv_bias": True},
+    "StableLmForCausalLM": {"use_parallel_residual": True, "use_qkv_bias": True, "qk_layernorm": True},
     "Starcoder2ForCausalLM": {"sliding_window": 45},
     "Exaone4ForCausalLM": _WINDOW | {"sliding_window_pattern": 4},
-    "PhiForCausalLM": {},
+    "PhiForCausalLM": {"qk_layernorm": True},
     "GemmaForCausalLM": {"head_dim": 32},
     "VaultGemmaForCausalLM": _WINDOW
     | {"head_dim": 32, "query_pre_attn_scalar": 20, "attn_logit_softcapping": 3.0, "final_logit_softcapping": 5.0},

@@ -36,6 +36,13 @@ RECORDED = [
     "dynamic rope",
     "longrope, phi3, 4.x",
     "longrope, llama",
+    "glm, interleaved pairs in a part of each head",
+    "cohere, layer norms of heads",
+    "cohere2, no rotation beside windows",
+    "olmo, clipped queries, keys and values",
+    "olmo2, norms of whole queries and keys",
+    "hunyuan, norms behind the rotation",
+    "ministral3, queries scaled by their positions",
 ]
 ASKED: list[dict[str, Any]] = [
     {"temperature": 0.0},
@@ -81,7 +88,9 @@ def test_recorded_steps_answer_the_same(case: str, tmp_path: Path, monkeypatch: 
     assert recorded == eager
 
 
-@pytest.mark.parametrize("case", ["qwen3, wide heads", "phi3", "gemma2", "qwen3 moe"])
+@pytest.mark.parametrize(
+    "case", ["qwen3, wide heads", "phi3", "gemma2", "qwen3 moe", "olmo2, norms of whole queries and keys"]
+)
 def test_steps_with_adapters_are_recorded(case: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     if library() is None:
         pytest.skip("there are no kernels on this machine")

@@ -184,7 +184,7 @@ class TritonAttention:
         decode_rows = len(rows.counts) if metadata.decode is None else len(metadata.decode.rows)
         kv_splits = self._split_decode_rows(paged, group, metadata.decode, decode_rows) if decode_rows else None
         prefill, dense = metadata.prefill, None
-        if metadata.dense_prefill is not None and prefill is not None and mask.window is None:
+        if metadata.dense_prefill is not None and prefill is not None and mask == Mask():
             prefill, dense = _without_dense_tiles(prefill), self._dense_prefill(metadata.dense_prefill)
         if prefill is not None and not len(prefill.tiles.rows):
             prefill = None

@@ -10,6 +10,7 @@ from typing import NamedTuple, Protocol, TypeAlias
 from torch import Tensor
 
 from quire.compute.collectives.collectives import Collectives, Norms
+from quire.compute.kernels.dispatch import kernel
 
 
 class PendingDelta(Protocol):
@@ -44,7 +45,7 @@ class PartialSum:
 
     def plus(self, other: PartialSum) -> PartialSum:
         """Return the sum over ranks of both, in place of this one's summand; neither has been read."""
-        return PartialSum(self._own.add_(other._own), self._collectives)
+        return PartialSum(added(self._own, other._own), self._collectives)
 
     def total(self) -> Tensor:
         """Make the sum, once, in place of the summand, and return it."""
@@ -64,7 +65,13 @@ def sum_of(first: Delta, second: Delta) -> Delta:
     """Return the sum of two deltas, in place of the first; sums over ranks stay one that is not made yet."""
     if isinstance(first, PartialSum) and isinstance(second, PartialSum):
         return first.plus(second)
-    return total_of(first).add_(total_of(second))
+    return added(total_of(first), total_of(second))
+
+
+def added(x: Tensor, delta: Tensor) -> Tensor:
+    """Add `delta` to x in place and return x, both [tokens, width]."""
+    kernel("copy_stream", x.device.type)(x, delta, x)
+    return x
 
 
 class Stream(NamedTuple):

@@ -20,7 +20,7 @@ _OPS: dict[tuple[str | None, str | None], str] = {
     ): "gelu_exact gelu_exact_and_mul quick_gelu relu relu_squared xielu",
     ("cpu.embedding", "triton.step_inputs"): "embed angles prepare_inputs",
     ("cpu.embedding", "reference.embedding"): "pack_tied take_rows local_indices",
-    ("cpu.states", "reference.states"): "copy_stream put_rows state_rows spread_columns",
+    ("cpu.states", "reference.states"): "copy_stream multiply put_rows state_rows spread_columns",
     ("cpu.embedding", "reference.rotary"): "sequence_lengths choose_frequencies grow_frequencies query_scales",
     ("cpu.linear", "triton.linear.linear"): "pack_linear linear linear_silu_and_mul",
     ("cpu.experts", "triton.experts.experts"): "route pack_experts experts",

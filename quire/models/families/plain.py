@@ -40,7 +40,8 @@ def _cwm(fields: ConfigFile, layer: LayerSpec, number: int) -> LayerSpec:
 
 def _stablelm(fields: ConfigFile, layer: LayerSpec, number: int) -> LayerSpec:
     parallel: dict[str, Any] = {"place": "parallel", "number": 1} if fields.flag("use_parallel_residual") else {}
-    return with_parts(layer, mixer={"qkv_bias": fields.flag("use_qkv_bias")}, norms=parallel)
+    norm = QKNormSpec("layer", weights="by module") if fields.flag("qk_layernorm") else None
+    return with_parts(layer, mixer={"qkv_bias": fields.flag("use_qkv_bias"), "qk_norm": norm}, norms=parallel)
 
 
 def _starcoder2(fields: ConfigFile, layer: LayerSpec, number: int) -> LayerSpec:
@@ -146,7 +147,7 @@ FAMILIES: dict[str, Family] = {
     ),
     "StableLmForCausalLM": Family(
         names={"rms_norm_eps": "layer_norm_eps"},
-        only={"qk_layernorm": (False,)},
+        modules=ModuleNames(query_norm="self_attn.q_layernorm", key_norm="self_attn.k_layernorm"),
         partial_rotary=True,
         mixer={"out_bias": False},
         mlp={"bias": False},

@@ -53,12 +53,13 @@ class ChangedLogits:
         self._scale = scale
         self._cap = cap
         self._soft_cap = kernel("soft_cap", options.device.type)
+        self._multiply = kernel("multiply", options.device.type)
 
     def __call__(self, x: Tensor) -> Tensor:
         """Compute logits: [tokens, width] → [tokens, vocab_size]."""
         logits = self._head(x)
         if self._scale is not None:
-            logits.mul_(self._scale)
+            self._multiply(logits, self._scale)
         if self._cap is not None:
             self._soft_cap(logits, self._cap)
         return logits

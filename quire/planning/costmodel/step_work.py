@@ -75,7 +75,7 @@ def attention_of(spec: ModelSpec) -> list[Attended]:
     """The attention of all layers, by how far back they look: elements read and operations."""
     by_window: dict[int | None, list[AttentionSpec]] = {}
     for layer in spec.layers:
-        by_window.setdefault(layer.mixer.window, []).append(layer.mixer)
+        by_window.setdefault(layer.mixer.reach, []).append(layer.mixer)
     return [
         Attended(window, sum(each.cached_elements for each in own), sum(each.score_flops for each in own))
         for window, own in by_window.items()
@@ -84,7 +84,7 @@ def attention_of(spec: ModelSpec) -> list[Attended]:
 
 def windows_of(spec: ModelSpec) -> dict[int | None, int]:
     """Layers by how far back they look."""
-    return dict(Counter(layer.mixer.window for layer in spec.layers))
+    return dict(Counter(layer.mixer.reach for layer in spec.layers))
 
 
 def seen(context: float, window: int | None) -> float:

@@ -58,21 +58,21 @@ def kv_view(kv_cache: torch.Tensor, spec: ModelSpec, scales: torch.Tensor | None
             PagedKV(kv_cache[i, 0], kv_cache[i, 1], own) for (_, i), own in zip(positions, of_layers, strict=True)
         ),
         groups=tuple(number for number, _ in positions),
-        masks=tuple(Mask(group.window) for group in groups),
+        masks=tuple(Mask(group.window, group.chunk) for group in groups),
     )
 
 
 def whole_group(spec: ModelSpec) -> int:
-    """Return the number of the KV group without a sliding window, whose blocks hold whole sequences.
+    """Return the number of the KV group whose layers see everything, and whose blocks hold whole sequences.
 
     Raises:
-        ConfigError: All groups have a window, so a draft model cannot keep its keys beside the model's.
+        ConfigError: All groups have a window or chunks, so a draft model cannot keep its keys beside the model's.
     """
     for number, group in enumerate(spec.kv_groups()):
-        if group.window is None:
+        if group.reach is None:
             return number
     raise ConfigError(
-        "All layers of this model have a sliding window, so a draft model cannot follow it: use "
+        "All layers of this model have a sliding window or chunks, so a draft model cannot follow it: use "
         '--speculative-config with "method": "ngram".',
         param="speculative_config",
     )

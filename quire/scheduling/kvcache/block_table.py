@@ -131,7 +131,7 @@ class BlockTable:
     def free_out_of_window(self, position: int) -> None:
         """Free the blocks that tokens from `position` on no longer see."""
         for group, blocks in zip(self._groups, self._blocks, strict=True):
-            if group.window is None:
+            if group.reach is None:
                 continue
             for entry in reversed(range(min(len(blocks), group.first_visible(position) // self._pool.block_size))):
                 if blocks[entry] == DUMMY_BLOCK:
@@ -198,7 +198,7 @@ class BlockTable:
             length: Maximum number of tokens to match.
         """
         pool, size = self._pool, self._pool.block_size
-        full = next((number for number, group in enumerate(self._groups) if group.window is None), None)
+        full = next((number for number, group in enumerate(self._groups) if group.reach is None), None)
         of_full = list[int]()
         if full is None:
             read = list(islice(hashes, length // size))

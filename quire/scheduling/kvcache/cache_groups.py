@@ -15,23 +15,32 @@ class KVCacheGroup:
 
     Attributes:
         layers: Their numbers. Only models look at them.
-        window: A token sees itself and the `window - 1` tokens before it; None sees all.
+        window: A token sees itself and the `window - 1` tokens before it; None: as `chunk` says.
+        chunk: A token sees the tokens of its own chunk of this length up to itself; None: all before it.
     """
 
     layers: tuple[int, ...] = ()
     window: int | None = None
+    chunk: int | None = None
+
+    @property
+    def reach(self) -> int | None:
+        """Return how many tokens a token sees at most, itself included; None: all before it."""
+        return self.window if self.chunk is None else self.chunk
 
     def first_visible(self, position: int) -> int:
         """Return the first position that tokens from `position` on still see."""
+        if self.chunk is not None:
+            return position // self.chunk * self.chunk
         return 0 if self.window is None else max(0, position - self.window + 1)
 
     def max_blocks(self, length: int, chunk: int, block_size: int) -> int:
         """Return how many blocks a sequence of `length` tokens holds at most, if a step computes up to `chunk`
         tokens."""
         blocks = -(-length // block_size)
-        if self.window is None:
+        if self.reach is None:
             return blocks
-        return min(blocks, -(-(self.window + chunk) // block_size) + 1)
+        return min(blocks, -(-(self.reach + chunk) // block_size) + 1)
 
 
 FULL_ATTENTION = (KVCacheGroup(),)
@@ -61,7 +70,7 @@ def largest_fitting(fits: Callable[[int], bool], limit: int) -> int:
 def max_cached_tokens(groups: Sequence[KVCacheGroup], num_blocks: int, block_size: int, chunk: int, length: int) -> int:
     """Return how many tokens the pool holds in sequences of `length` tokens, if a step computes up to `chunk` of each.
 
-    Groups with a window free the blocks that they no longer see, so with them the pool holds more than
+    Groups with a window or chunks free the blocks that they no longer see, so with them the pool holds more than
     `num_blocks * block_size / len(groups)` tokens.
     """
     blocks = blocks_per_sequence(groups, length, chunk, block_size)

@@ -105,7 +105,7 @@ class Scheduler:
         self._preemption = preemption
         self._clock = clock
         self._groups = groups
-        self._windowed = any(group.window is not None for group in groups)
+        self._windowed = any(group.reach is not None for group in groups)
         self._policy: Policy = policy
         self._host_bound = host_bound
         self._max_drafts = max_drafts

@@ -21,6 +21,7 @@ from quire.compute.kernels.reference.attention_inputs import (
     PagedRows,
     QKNormRope,
     Scores,
+    visible_range,
 )
 
 TOLERANCE = {torch.float32: 2e-5, torch.bfloat16: 2e-2}
@@ -41,6 +42,17 @@ class Case:
     rows: tuple[tuple[int, int], ...]  # tokens before the step and in it
     window: int | None = None
     cap: float | None = None
+    chunk: int | None = None
+    sinks: bool = False
+
+    @property
+    def mask(self) -> Mask:
+        return Mask(self.window, self.chunk)
+
+    @property
+    def scores(self) -> Scores:
+        """Sinks are from far below to far above all scores."""
+        return Scores(self.d**-0.5, self.cap, torch.linspace(-5, 5, self.heads) if self.sinks else None)
 
 
 MIXED = ((0, 1), (63, 1), (64, 1), (200, 1), (0, 130), (17, 40), (5, 0), (90, 2))
@@ -58,6 +70,11 @@ CASES = [
     Case(96, 1, 64, 16, ((10, 5), (3, 1))),
     Case(3, 1, 64, 16, ((4999, 1), (4900, 90))),
     Case(2, 1, 64, 32, ((4999, 1), (3000, 70)), window=1000),
+    Case(8, 2, 64, 16, MIXED, sinks=True),
+    Case(4, 4, 32, 16, MIXED, window=20, cap=3.0, sinks=True),
+    Case(16, 2, 80, 16, MIXED, chunk=32, sinks=True),
+    Case(6, 2, 96, 16, MIXED, chunk=50),
+    Case(4, 1, 64, 16, ((4999, 1), (3000, 70)), chunk=1024),
 ]
 
 
@@ -74,7 +91,7 @@ def test_paged_attention(case: Case, dtype: torch.dtype) -> None:
     slots = torch.arange(len(case.rows)).flip(0)
     for slot, own, (before, count) in zip(slots.tolist(), order, case.rows, strict=True):
         table[slot, : len(own)] = own
-        first = 0 if case.window is None else max(0, before + 1 - case.window)
+        first, _ = visible_range(case.mask, before, before + 1)
         position = torch.arange(first, before + count)
         where = own[position // case.block_size], position % case.block_size
         keys[where] = normal(len(position), case.kv_heads, case.d, seed=slot).to(dtype)
@@ -82,7 +99,7 @@ def test_paged_attention(case: Case, dtype: torch.dtype) -> None:
     starts, counts = (torch.tensor(column) for column in zip(*case.rows, strict=True))
     q = normal(int(counts.sum()), case.heads, case.d, seed=7).to(dtype)
     out, expected = torch.full_like(q, float("nan")), torch.empty(q.shape)
-    rest = (PagedRows(table, slots, starts, counts), Mask(case.window), Scores(case.d**-0.5, case.cap))
+    rest = (PagedRows(table, slots, starts, counts), case.mask, case.scores)
     paged_attention(q, PagedKV(keys, values), *rest, out)
     reference.paged_attention(q.float(), PagedKV(keys.float(), values.float()), *rest, expected)
     torch.testing.assert_close(out.float(), expected, rtol=TOLERANCE[dtype], atol=TOLERANCE[dtype])
@@ -228,7 +245,7 @@ def test_a_quantized_cache_is_read_as_what_it_stands_for(case: Case, cache: torc
     group = case.heads // case.kv_heads
     scaled = (q * of_keys.repeat_interleave(group)[:, None]).to(dtype)
     rows = PagedRows(table, torch.arange(len(case.rows)), starts, counts)
-    mask, scores = Mask(case.window), Scores(case.d**-0.5, case.cap)
+    mask, scores = case.mask, case.scores
     out, expected = torch.full_like(scaled, float("nan")), torch.empty(q.shape)
     paged_attention(scaled, PagedKV(keys, values, scales), rows, mask, scores, out)
     meant = PagedKV(keys.float() * of_keys[:, None], values.float() * of_values[:, None])

@@ -17,6 +17,13 @@ def copy_stream(x: Tensor, delta: Tensor | None, out: Tensor) -> None:
         kernels("copy_stream", x.dtype, x, delta, *x.shape, out.stride(0), out)
 
 
+def multiply(x: Tensor, factor: float) -> None:
+    if (kernels := library_for(x)) is None:
+        reference.multiply(x, factor)
+    else:
+        kernels("multiply", x.dtype, x, *x.shape, factor)
+
+
 def put_rows(x: Tensor, rows: Tensor, out: Tensor) -> None:
     if (kernels := library_for_indices(x, rows, out)) is None:
         reference.put_rows(x, rows, out)

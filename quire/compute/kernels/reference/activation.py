@@ -67,6 +67,19 @@ def xielu(x: Tensor, parameters: Tensor, out: Tensor) -> None:
     out.copy_(curved.add_(wide * linear))
 
 
+def softmax_with_sinks(scores: Tensor, sinks: Tensor | None) -> Tensor:
+    """Return softmax(scores) over the last dimension, with one more score from `sinks` whose weight is left out.
+
+    Args:
+        scores: [kv_heads, group, queries, keys] fp32.
+        sinks: [kv_heads · group] fp32; None: no more scores.
+    """
+    if sinks is None:
+        return scores.softmax(-1)
+    first = sinks.view(*scores.shape[:2], 1, 1).expand(*scores.shape[:3], 1)
+    return torch.cat((first, scores), -1).softmax(-1)[..., 1:]
+
+
 def soft_cap(x: Tensor, cap: float) -> None:
     """x = cap · tanh(x / cap), in place (Gemma 2, section 2)."""
     x.div_(cap).tanh_().mul_(cap)

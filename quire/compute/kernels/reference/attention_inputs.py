@@ -87,10 +87,13 @@ class Scores(NamedTuple):
     Attributes:
         scale: The factor of products.
         cap: A bound c of scores, which become c · tanh(score / c); None: no bound.
+        sinks: [heads] fp32, for each query head the score of one more key, which has no value: the softmax starts with
+            it (Xiao et al. 2023, "attention sinks", learned). Neither scale nor bound applies. None: no such key.
     """
 
     scale: float
     cap: float | None = None
+    sinks: Tensor | None = None
 
 
 class Mask(NamedTuple):
@@ -99,9 +102,12 @@ class Mask(NamedTuple):
     Attributes:
         window: A query sees the key of its own token and of the `window - 1` tokens before it; None: of all tokens
             before it.
+        chunk: Positions are divided into chunks of this length, and a query sees the tokens of its own chunk up to its
+            own token; None: they are not divided. A mask has a window or chunks, not both.
     """
 
     window: int | None = None
+    chunk: int | None = None
 
 
 class PagedRows(NamedTuple):
@@ -191,8 +197,9 @@ class DenseTiles(NamedTuple):
 
 def visible_range(mask: Mask, first: int, end: int) -> tuple[int, int]:
     """Return the begin and end of the keys that queries at positions `first` to `end` - 1 see together."""
-    begin = 0 if mask.window is None else max(0, first + 1 - mask.window)
-    return begin, end
+    if mask.chunk is not None:
+        return first // mask.chunk * mask.chunk, end
+    return (0 if mask.window is None else max(0, first + 1 - mask.window)), end
 
 
 def tile_mask(mask: Mask, queries: Tensor, keys: Tensor) -> Tensor:
@@ -200,4 +207,6 @@ def tile_mask(mask: Mask, queries: Tensor, keys: Tensor) -> Tensor:
     seen = keys <= queries[:, None]
     if mask.window is not None:
         seen &= keys > queries[:, None] - mask.window
+    if mask.chunk is not None:
+        seen &= keys >= queries[:, None] // mask.chunk * mask.chunk
     return seen

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from quire.compute.kernels.reference.activation import soft_cap
+from quire.compute.kernels.reference.activation import soft_cap, softmax_with_sinks
 from quire.compute.kernels.reference.attention_inputs import (
     DecodeRows,
     DenseTiles,
@@ -290,4 +290,5 @@ def _attend(q: Tensor, k: Tensor, v: Tensor, seen: Tensor | None, scores: Scores
         soft_cap(products, scores.cap)
     if seen is not None:
         products.masked_fill_(~seen, float("-inf"))
-    return torch.einsum("hgnk,khd->nhgd", products.softmax(-1), v.float()).reshape(n, heads, d).to(q.dtype)
+    weights = softmax_with_sinks(products, scores.sinks)
+    return torch.einsum("hgnk,khd->nhgd", weights, v.float()).reshape(n, heads, d).to(q.dtype)

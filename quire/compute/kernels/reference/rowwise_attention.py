@@ -6,7 +6,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from quire.compute.kernels.reference.activation import soft_cap
+from quire.compute.kernels.reference.activation import soft_cap, softmax_with_sinks
 from quire.compute.kernels.reference.attention_inputs import (
     CacheWrite,
     Mask,
@@ -119,7 +119,8 @@ def paged_attention(q: Tensor, kv: PagedKV, rows: PagedRows, mask: Mask, scores:
         k, v = (cache.index_select(0, blocks).flatten(0, 1)[span] for cache in (kv.keys, kv.values))
         tokens = slice(first, first + count)
         seen = None  # torch has faster ways for a lone query, which sees all of these keys, and for a whole prompt
-        if count > 1 and (count < end or scores.cap is not None or (mask.window or end) < end):
+        explicit = scores.cap is not None or scores.sinks is not None
+        if count > 1 and (count < end or explicit or min(mask.window or end, mask.chunk or end) < end):
             seen = tile_mask(mask, torch.arange(start, end), torch.arange(seen_from, end))
         if kv.scales is None:
             out[tokens] = _attend(q[tokens], k, v, seen, scores)
@@ -146,13 +147,14 @@ def _attend(q: Tensor, k: Tensor, v: Tensor, seen: Tensor | None, scores: Scores
     grouped = q.view(n, kv_heads, heads // kv_heads, d).permute(1, 2, 0, 3)  # [kv_heads, group, n, d]
     shape = (kv_heads, heads // kv_heads, length, d)
     k, v = k.transpose(0, 1).unsqueeze(1).expand(shape), v.transpose(0, 1).unsqueeze(1).expand(shape)
-    if scores.cap is None:
+    if scores.cap is None and scores.sinks is None:
         causal = n > 1 and seen is None
         o = F.scaled_dot_product_attention(grouped, k, v, seen, is_causal=causal, scale=scores.scale)
     else:
         products = (grouped @ k.transpose(-1, -2)).float().mul_(scores.scale)
-        soft_cap(products, scores.cap)
+        if scores.cap is not None:
+            soft_cap(products, scores.cap)
         if seen is not None:
             products.masked_fill_(~seen, float("-inf"))
-        o = products.softmax(-1).to(v.dtype) @ v
+        o = softmax_with_sinks(products, scores.sinks).to(v.dtype) @ v
     return o.permute(2, 0, 1, 3).reshape(n, heads, d)

@@ -21,6 +21,11 @@ def copy_stream(x: Tensor, delta: Tensor | None, out: Tensor) -> None:
         torch.add(x, delta, out=out)
 
 
+def multiply(x: Tensor, factor: float) -> None:
+    """Multiply x [rows, width] by a factor, in place."""
+    x.mul_(factor)
+
+
 def put_rows(x: Tensor, rows: Tensor, out: Tensor) -> None:
     """Write x [m, width] to out[rows], with rows [m] int64 and out [n, width]. Of equal rows, one stays."""
     out.index_copy_(0, rows, x)

@@ -140,4 +140,4 @@ class _KVRanges:
         self.most[layer.number] = cache[:, 0].abs().amax(dim=(1, 3)).float()
         zero, count = place[:1], torch.tensor([n], device=device)
         rows, tiles = PagedRows(zero[None], zero, zero, count), QueryTiles(zero, zero, zero)
-        prefill_attention(q, kv, rows, tiles, n, Mask(own.window), layer.scores, out)
+        prefill_attention(q, kv, rows, tiles, n, Mask(own.window, own.chunk), layer.scores, out)

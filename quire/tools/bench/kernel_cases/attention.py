@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -191,6 +192,18 @@ def _slot_mapping(tokens: int, rows: int) -> KernelCase:
     return KernelCase("compute_slot_mapping", f"{tokens}", make, 4 * tokens * INT)
 
 
+def _with_sinks(case: KernelCase, heads: _Heads) -> KernelCase:
+    """Return the case with sinks, and with a window where the op has a mask."""
+
+    def make(device: torch.device) -> Arguments:
+        args, kwargs = case.make(device)
+        sinks = _SCORES._replace(sinks=torch.zeros(heads.query, device=device))
+        other: dict[type, Scores | Mask] = {Scores: sinks, Mask: Mask(8)}
+        return tuple(other.get(type(each), each) for each in args), kwargs
+
+    return dataclasses.replace(case, name=f"{case.name}, sinks", make=make)
+
+
 def _cases(
     decode: Sequence[tuple[int, int]], prefill: Sequence[tuple[int, int, int]], heads: _Heads
 ) -> list[KernelCase]:
@@ -215,4 +228,9 @@ CASES = (
     _decode(128, 1_024, _Heads(16, 8, 128)),
     _decode(128, 1_024, _Heads(32, 4, 128)),
 )
-SMALL_CASES = tuple(_cases(((2, 40),), ((1, 9, 5),), _SMALL))
+_SMALL_ONES = tuple(_cases(((2, 40),), ((1, 9, 5),), _SMALL))
+SMALL_CASES = (
+    *_SMALL_ONES,
+    *(_with_sinks(case, _SMALL) for case in _SMALL_ONES if "attention" in case.op),
+    _with_sinks(_decode(64, 40, _SMALL), _SMALL),
+)

@@ -27,10 +27,12 @@ def paged(
     dtype: torch.dtype,
     device: str,
     window: int | None = None,
+    begins: list[int] | None = None,
 ) -> Paged:
     """Random contexts of so many tokens, a line of the table each, in blocks that lie anywhere.
 
-    Block 1 is poison: tables name it, or a block that there is not, wherever nothing is seen.
+    Block 1 is poison: tables name it, or a block that there is not, wherever nothing is seen. What is
+    seen are the last `window` tokens, or those from `begins` on.
     """
     width = -(-max(lengths) // block_size) + 2
     blocks = 2 + sum(-(-length // block_size) for length in lengths)
@@ -41,6 +43,7 @@ def paged(
     table[:, -1] = 2**40
     for slot, length in enumerate(lengths):
         seen_from = 0 if window is None else max(0, length - window)
+        seen_from = seen_from if begins is None else begins[slot]
         for number in range(-(-length // block_size)):
             begin, end = max(seen_from, number * block_size), min(length, (number + 1) * block_size)
             if begin < end:
@@ -49,6 +52,11 @@ def paged(
                 offsets = slice(begin - number * block_size, end - number * block_size)
                 cache[:, block, offsets] = torch.randn((2, end - begin, kv_heads, d)).to(dtype).to(device)
     return Paged(PagedKV(cache[0], cache[1]), table.to(device))
+
+
+def sinks_of(heads: int, device: str) -> Tensor:
+    """Sinks from far below to far above all scores."""
+    return torch.linspace(-6, 6, heads, device=device) if heads > 1 else torch.full((1,), 1.5, device=device)
 
 
 def assert_near(found: Tensor, expected: Tensor) -> None:

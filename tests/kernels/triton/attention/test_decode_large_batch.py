@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import pytest
 import torch
@@ -27,7 +27,7 @@ from quire.compute.kernels.triton.attention.decode_split_kv import (
     kv_splits_for,
     plan_kv_splits,
 )
-from tests.kernels.triton.attention.paged import NAN, Paged, paged
+from tests.kernels.triton.attention.paged import NAN, Paged, paged, sinks_of
 from tests.kernels.triton.not_interpreted import printed_by
 
 AROUND_TILES = [1, 2, 15, 16, 17, 31, 32, 33, 63, 64, 65, 127, 129, 300, 1000]
@@ -53,7 +53,9 @@ class Rows:
     dtype: torch.dtype = torch.bfloat16
     block_size: int = 16
     window: int | None = None
+    chunk: int | None = None
     cap: float | None = None
+    sinks: bool = False
     room: int | None = None
     at_once: int | None = None
     narrow: torch.dtype | None = None
@@ -61,7 +63,8 @@ class Rows:
     def __post_init__(self) -> None:
         query, kv_heads, d = self.heads
         device, rows = torch.device("cuda"), len(self.lengths)
-        self.cache = paged(self.lengths, self.block_size, kv_heads, d, self.dtype, "cuda", self.window)
+        begins = None if self.chunk is None else [(length - 1) // self.chunk * self.chunk for length in self.lengths]
+        self.cache = paged(self.lengths, self.block_size, kv_heads, d, self.dtype, "cuda", self.window, begins)
         self.cache.kv.keys[0] = self.cache.kv.values[0] = NAN
         if self.narrow is not None:
             self.cache = Paged(narrowed(self.cache.kv, self.narrow), self.cache.table)
@@ -82,7 +85,7 @@ class Rows:
         tile, which = keys_of_tile(self.heads[2], 2), torch.arange(len(self.slots), device="cuda")
         assert self.at_once is not None
         rows = PagedRows(self.cache.table, self.slots, self.starts, torch.ones_like(which))
-        decode, mask = DecodeRows(which, which + 1), Mask(self.window)
+        decode, mask = DecodeRows(which, which + 1), Mask(self.window, self.chunk)
         plan_kv_splits(rows, decode, mask, self.splits, tile, self.at_once, MIN_SPLIT_TILES)
 
     def attend(self, out: Tensor) -> None:
@@ -101,7 +104,7 @@ class Rows:
 
     @property
     def scores(self) -> Scores:
-        return Scores(self.heads[2] ** -0.5, self.cap)
+        return Scores(self.heads[2] ** -0.5, self.cap, sinks_of(self.heads[0], "cuda") if self.sinks else None)
 
 
 def narrowed(kv: PagedKV, dtype: torch.dtype) -> PagedKV:
@@ -181,6 +184,18 @@ def test_elements_of_8_bits(
     for room in (16, 40):
         check(Rows([*AROUND_TILES, 3000], heads, dtype, cap=cap, room=room, at_once=room, narrow=narrow))
     check(Rows([190] * 300, heads, dtype, cap=cap, narrow=narrow))
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("narrow", [None, torch.float8_e4m3fn])
+@pytest.mark.parametrize(("window", "chunk"), [(None, None), (128, None), (None, 1000)])
+@pytest.mark.parametrize("heads", [(64, 8, 64), (16, 2, 128)])
+def test_sinks_and_chunks(
+    heads: tuple[int, int, int], window: int | None, chunk: int | None, narrow: torch.dtype | None
+) -> None:
+    for room in (16, 40):
+        rows = Rows([*AROUND_TILES, 3000], heads, window=window, chunk=chunk, sinks=True, room=room, at_once=room)
+        check(replace(rows, narrow=narrow))
 
 
 @pytest.mark.gpu

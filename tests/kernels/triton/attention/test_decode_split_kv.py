@@ -11,7 +11,7 @@ from torch import Tensor
 from quire.compute.kernels.reference import paged_attention as reference
 from quire.compute.kernels.reference.attention_inputs import DecodeRows, Mask, PagedRows, Scores
 from quire.compute.kernels.triton.attention import decode_split_kv as ours
-from tests.kernels.triton.attention.paged import NAN, assert_near, paged
+from tests.kernels.triton.attention.paged import NAN, assert_near, paged, sinks_of
 
 DTYPES = [torch.float32, torch.bfloat16, torch.float16]
 
@@ -28,6 +28,7 @@ def plan(
     tile: int,
     device: str,
     decode_rows: list[int] | None = None,
+    chunk: int | None = None,
     min_tiles: int = 1,
     at_once: int = 10,
 ) -> tuple[Tensor, Tensor]:
@@ -39,7 +40,7 @@ def plan(
     found, expected = (torch.full((room, 8), 77, dtype=torch.int32, device=device) for _ in range(2))
     decode = None if chosen is None or tokens is None else DecodeRows(chosen, tokens)
     for plan_kv_splits, splits in ((ours.plan_kv_splits, found), (reference.plan_kv_splits, expected)):
-        plan_kv_splits(rows_of(starts, slots), decode, Mask(window), splits, tile, at_once, min_tiles)
+        plan_kv_splits(rows_of(starts, slots), decode, Mask(window, chunk), splits, tile, at_once, min_tiles)
     return found, expected
 
 
@@ -51,6 +52,14 @@ def test_contexts_are_cut_as_the_reference_cuts_them(
     lengths: list[int], extra: int, window: int | None, min_tiles: int, at_once: int, device: str
 ) -> None:
     found, expected = plan(lengths, len(lengths) + extra, window, 8, device, min_tiles=min_tiles, at_once=at_once)
+    live = expected[:, 6] > 0
+    assert torch.equal(found[:, 6], expected[:, 6])
+    assert torch.equal(found[live][:, :7], expected[live][:, :7])
+
+
+@pytest.mark.parametrize("chunk", [1, 8, 100])
+def test_splits_begin_with_the_chunk(chunk: int, device: str) -> None:
+    found, expected = plan([640, 3, 1000, 100, 101, 99], 20, None, 8, device, chunk=chunk)
     live = expected[:, 6] > 0
     assert torch.equal(found[:, 6], expected[:, 6])
     assert torch.equal(found[live][:, :7], expected[live][:, :7])
@@ -92,10 +101,13 @@ def check(
     dtype: torch.dtype = torch.float32,
     block_size: int = 16,
     window: int | None = None,
+    chunk: int | None = None,
     cap: float | None = None,
+    sinks: bool = False,
     room: int | None = None,
 ) -> None:
-    cache = paged(lengths, block_size, kv_heads, d, dtype, device, window)
+    begins = None if chunk is None else [(length - 1) // chunk * chunk for length in lengths]
+    cache = paged(lengths, block_size, kv_heads, d, dtype, device, window, begins)
     tokens = len(lengths) + 1  # the first token belongs to another row
     q = torch.randn(tokens, heads, d).to(dtype).to(device)
     q[0] = NAN
@@ -105,12 +117,12 @@ def check(
     tile = ours.keys_of_tile(d, q.element_size())
     splits = torch.full((room or len(lengths) + 6, 8), -(2**31), dtype=torch.int32, device=device)  # poison
     decode = DecodeRows(decode_rows, decode_rows)
-    ours.plan_kv_splits(rows_of(starts, slots), decode, Mask(window), splits, tile, 6)
+    ours.plan_kv_splits(rows_of(starts, slots), decode, Mask(window, chunk), splits, tile, 6)
     partials = reference.new_decode_partials(len(splits), heads, kv_heads, d, torch.device(device))
     partials.outputs.fill_(NAN)
     partials.sums.fill_(NAN)
     found, expected = (torch.full_like(q, NAN) for _ in range(2))
-    rest = (*cache, splits, partials, Scores(d**-0.5, cap))
+    rest = (*cache, splits, partials, Scores(d**-0.5, cap, sinks_of(heads, device) if sinks else None))
     for _ in range(2):  # counters are ready again
         ours.decode_attention(q, *rest, found)
     reference.decode_attention(q, *rest, expected)
@@ -139,6 +151,15 @@ def test_block_sizes_and_windows(block_size: int, window: int | None, device: st
 @pytest.mark.parametrize("cap", [0.5, 30.0])
 def test_scores_are_bounded(cap: float, device: str) -> None:
     check([90, 4], heads=4, kv_heads=2, d=16, device=device, cap=cap)
+
+
+@pytest.mark.parametrize("room", [1, 12])
+@pytest.mark.parametrize(("window", "chunk"), [(None, None), (20, None), (None, 96)])
+@pytest.mark.parametrize("cap", [None, 0.5])
+def test_sinks_count_once(window: int | None, chunk: int | None, cap: float | None, room: int, device: str) -> None:
+    """In one piece to a row, and in several."""
+    more = {"window": window, "chunk": chunk, "cap": cap, "room": max(room, 3), "sinks": True}
+    check([390, 7, 65], heads=6, kv_heads=2, d=16, device=device, **more)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("room", [1, 2, 3, 12, 40])

@@ -8,7 +8,7 @@ import torch
 from quire.compute.kernels.reference import paged_attention as reference
 from quire.compute.kernels.reference.attention_inputs import Mask, PagedRows, QueryTiles, Scores
 from quire.compute.kernels.triton.attention.prefill import prefill_attention, queries_of_tile
-from tests.kernels.triton.attention.paged import NAN, assert_near, paged
+from tests.kernels.triton.attention.paged import NAN, assert_near, paged, sinks_of
 
 DTYPES = [torch.float32, torch.bfloat16, torch.float16]
 
@@ -23,11 +23,14 @@ def check(
     dtype: torch.dtype = torch.bfloat16,
     block_size: int = 16,
     window: int | None = None,
+    chunk: int | None = None,
     cap: float | None = None,
+    sinks: bool = False,
 ) -> None:
     """Rows as (tokens before the step, tokens in it). One token before and after them belongs to nobody."""
+    begins = None if chunk is None else [start // chunk * chunk for start, _ in rows]
     farthest = None if window is None else window + max(n for _, n in rows) - 1  # what the row's first query sees
-    cache = paged([start + n for start, n in rows], block_size, kv_heads, d, dtype, device, farthest)
+    cache = paged([start + n for start, n in rows], block_size, kv_heads, d, dtype, device, farthest, begins)
     counts = torch.tensor([n for _, n in rows])
     firsts = 1 + counts.cumsum(0) - counts
     q = torch.randn(int(counts.sum()) + 2, heads, d).to(dtype).to(device)
@@ -39,7 +42,8 @@ def check(
     slots = torch.arange(len(rows), device=device)
     found, expected = (torch.full_like(q, NAN) for _ in range(2))
     step = PagedRows(cache.table, slots, starts, counts.to(device))
-    rest = (step, QueryTiles(tile_rows, tile_offsets, firsts.to(device)), queries, Mask(window), Scores(d**-0.5, cap))
+    scores = Scores(d**-0.5, cap, sinks_of(heads, device) if sinks else None)
+    rest = (step, QueryTiles(tile_rows, tile_offsets, firsts.to(device)), queries, Mask(window, chunk), scores)
     prefill_attention(q, cache.kv, *rest, found)
     reference.prefill_attention(q, cache.kv, *rest, expected)
     assert found[0].isnan().all()
@@ -74,6 +78,26 @@ def test_block_sizes_and_windows(block_size: int, window: int, device: str) -> N
 @pytest.mark.parametrize("window", [None, 20])
 def test_scores_are_bounded(window: int | None, device: str) -> None:
     check([(70, 20), (0, 5)], heads=4, kv_heads=2, d=16, device=device, window=window, cap=0.5)
+
+
+@pytest.mark.parametrize("cap", [None, 0.5])
+@pytest.mark.parametrize(("window", "chunk"), [(None, None), (20, None), (None, 24)])
+def test_softmaxes_start_with_sinks(window: int | None, chunk: int | None, cap: float | None, device: str) -> None:
+    rows = [(70, 20), (0, 5), (300, 2)]
+    check(rows, heads=6, kv_heads=2, d=16, device=device, window=window, chunk=chunk, cap=cap, sinks=True)
+
+
+@pytest.mark.parametrize("chunk", [1, 8, 50, 64, 1000])
+def test_chunks(chunk: int, device: str) -> None:
+    """Of a tile's queries, some are of another chunk and see nothing of the first keys."""
+    check([(150, 40), (0, 90), (63, 2), (64, 1)], heads=4, kv_heads=1, d=16, device=device, chunk=chunk)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("rows", [[(0, 8192)], [(5000, 3), (0, 1500), (129, 2049)]])
+@pytest.mark.parametrize(("window", "chunk"), [(None, None), (128, None), (None, 1024)])
+def test_sinks_and_chunks_of_real_sizes(rows: list[tuple[int, int]], window: int | None, chunk: int | None) -> None:
+    check(rows, heads=64, kv_heads=8, d=64, device="cuda", window=window, chunk=chunk, sinks=True)
 
 
 @pytest.mark.gpu

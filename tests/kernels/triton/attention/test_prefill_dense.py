@@ -10,7 +10,7 @@ from quire.compute.attention.metadata_builder import PrefillTiling, RowKinds, de
 from quire.compute.kernels.reference import paged_attention as reference
 from quire.compute.kernels.reference.attention_inputs import DenseTiles, GatherChunks, Scores
 from quire.compute.kernels.triton.attention.gather_kv import gather_kv
-from tests.kernels.triton.attention.paged import NAN, assert_near, paged
+from tests.kernels.triton.attention.paged import NAN, assert_near, paged, sinks_of
 
 DTYPES = [torch.float32, torch.bfloat16]
 GATHER_CHUNK = 128
@@ -51,6 +51,14 @@ def test_rows_of_many_tokens(
 
 
 @pytest.mark.gpu
+@pytest.mark.parametrize("cap", [None, 2.0])
+@pytest.mark.parametrize(("heads", "kv_heads", "d"), [(64, 8, 64), (8, 2, 128)])
+def test_softmaxes_start_with_sinks(heads: int, kv_heads: int, d: int, cap: float | None) -> None:
+    for rows in ([(3, 0), (17, 5)], [(300, 1000), (1, 640), (700, 0)], [(4096, 0)]):
+        check(rows, heads, kv_heads, d, torch.bfloat16, cap, sinks=True)
+
+
+@pytest.mark.gpu
 @pytest.mark.parametrize("rows", [[(8192, 0)], [(2000, 30_000)], [(512, 0)] * 16, [(1000, 3), (333, 4000)]])
 def test_rows_of_many_tokens_of_real_sizes(rows: list[tuple[int, int]]) -> None:
     for _ in range(5):  # barriers that go wrong do so now and then
@@ -58,7 +66,13 @@ def test_rows_of_many_tokens_of_real_sizes(rows: list[tuple[int, int]]) -> None:
 
 
 def check(
-    rows: list[tuple[int, int]], heads: int, kv_heads: int, d: int, dtype: torch.dtype, cap: float | None
+    rows: list[tuple[int, int]],
+    heads: int,
+    kv_heads: int,
+    d: int,
+    dtype: torch.dtype,
+    cap: float | None,
+    sinks: bool = False,
 ) -> None:
     from quire.compute.kernels.triton.attention.prefill_dense import QUERIES, prefill_attention_dense
 
@@ -78,8 +92,9 @@ def check(
         base += -(-(n + before) // GATHER_CHUNK) * GATHER_CHUNK
     q[0] = q[-1] = NAN
     found, expected = (torch.full_like(q, NAN) for _ in range(2))
-    prefill_attention_dense(q, k, v, tiles, Scores(d**-0.5, cap), found)
-    reference.prefill_attention_dense(q, k, v, tiles, Scores(d**-0.5, cap), expected)
+    scores = Scores(d**-0.5, cap, sinks_of(heads, "cuda") if sinks else None)
+    prefill_attention_dense(q, k, v, tiles, scores, found)
+    reference.prefill_attention_dense(q, k, v, tiles, scores, expected)
     assert found[0].isnan().all()
     assert found[-1].isnan().all()
     assert_near(found[1:-1], expected[1:-1])

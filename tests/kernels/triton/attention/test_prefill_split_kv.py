@@ -9,7 +9,7 @@ from quire.compute.kernels.reference import paged_attention as reference
 from quire.compute.kernels.reference.attention_inputs import KVSplits, Mask, PagedRows, QueryTiles, Scores
 from quire.compute.kernels.triton.attention import prefill_split_kv as ours
 from quire.compute.kernels.triton.attention.prefill import queries_of_tile
-from tests.kernels.triton.attention.paged import NAN, assert_near, paged
+from tests.kernels.triton.attention.paged import NAN, assert_near, paged, sinks_of
 
 DTYPES = [torch.float32, torch.bfloat16, torch.float16]
 
@@ -23,15 +23,18 @@ def check(
     device: str,
     dtype: torch.dtype = torch.float32,
     window: int | None = None,
+    chunk: int | None = None,
     cap: float | None = None,
+    sinks: bool = False,
     parts: int = 3,
     padding: int = 0,
 ) -> None:
     """Rows as (tokens before the step, tokens in it). One token before and after them belongs to nobody; nor do tiles
     of a row without tokens that stand behind the others, in one part or none.
     """
+    begins = None if chunk is None else [start // chunk * chunk for start, _ in rows]
     farthest = None if window is None else window + max(n for _, n in rows) - 1  # what the row's first query sees
-    cache = paged([start + n for start, n in rows], 16, kv_heads, d, dtype, device, farthest)
+    cache = paged([start + n for start, n in rows], 16, kv_heads, d, dtype, device, farthest, begins)
     counts = torch.tensor([n for _, n in rows])
     firsts = 1 + counts.cumsum(0) - counts
     q = torch.randn(int(counts.sum()) + 2, heads, d).to(dtype).to(device)
@@ -49,7 +52,8 @@ def check(
     tile_rows, tile_offsets, numbers, of_tile = of_part
     step = PagedRows(cache.table, slots, starts, counts.to(device))
     own, splits = QueryTiles(tile_rows, tile_offsets, firsts.to(device)), KVSplits(numbers, of_tile)
-    rest = (step, own, splits, queries, partials, Mask(window), Scores(d**-0.5, cap))
+    scores = Scores(d**-0.5, cap, sinks_of(heads, device) if sinks else None)
+    rest = (step, own, splits, queries, partials, Mask(window, chunk), scores)
     ours.prefill_attention_split_kv(q, cache.kv, *rest, found)
     reference.prefill_attention_split_kv(q, cache.kv, *rest, expected)
     assert found[0].isnan().all()
@@ -79,6 +83,13 @@ def test_wide_heads(heads: int, kv_heads: int, d: int, dtype: torch.dtype, devic
     check([(400, 9)], heads=heads, kv_heads=kv_heads, d=d, device=device, dtype=dtype, cap=0.5)
 
 
+@pytest.mark.parametrize("parts", [1, 3, 9])
+@pytest.mark.parametrize(("window", "chunk"), [(None, None), (140, None), (None, 96)])
+def test_sinks_count_once(window: int | None, chunk: int | None, parts: int, device: str) -> None:
+    rows = [(300, 7), (0, 5), (383, 1)]
+    check(rows, heads=6, kv_heads=2, d=16, device=device, window=window, chunk=chunk, parts=parts, sinks=True)
+
+
 def test_whole_tiles(device: str) -> None:
     check([(600, 64)], heads=2, kv_heads=2, d=16, device=device, dtype=torch.bfloat16, parts=2)
 
@@ -86,6 +97,15 @@ def test_whole_tiles(device: str) -> None:
 @pytest.mark.parametrize("parts", [1, 3])
 def test_tiles_of_rows_without_tokens_are_padding(parts: int, device: str) -> None:
     check([(300, 9), (0, 0)], heads=2, kv_heads=1, d=16, device=device, parts=parts, padding=3)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize(("window", "chunk"), [(None, None), (128, None), (None, 1024)])
+@pytest.mark.parametrize("parts", [2, 32])
+def test_sinks_of_real_sizes(window: int | None, chunk: int | None, parts: int) -> None:
+    rows, dtype = [(9_000, 3), (0, 40), (129, 30)], torch.bfloat16
+    more = {"window": window, "chunk": chunk, "parts": parts, "sinks": True}
+    check(rows, heads=64, kv_heads=8, d=64, device="cuda", dtype=dtype, **more)  # type: ignore[arg-type]
 
 
 @pytest.mark.gpu

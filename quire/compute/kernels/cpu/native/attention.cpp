@@ -28,9 +28,10 @@ constexpr int64_t kWorthSharing = 1 << 16;  // products of queries and keys; few
 constexpr float kLargest = 32767.0f;  // integer: what a weight of 1 becomes, and the largest number of a query
 constexpr float kMinusInfinity = -std::numeric_limits<float>::infinity();
 
-// Which keys a query sees: those of its own token and of the window - 1 tokens before it; 0: of all tokens before it.
+// Which keys a query sees: those of its own token and of the window - 1 tokens before it; or of its own chunk up to its own
+// token; with 0 for both, of all tokens before it.
 struct Mask {
-    int64_t window;
+    int64_t window, chunk;
 };
 
 struct Range {
@@ -39,6 +40,7 @@ struct Range {
 
 // The keys that queries at positions `first` to `end` - 1 see together.
 inline Range visible_range(const Mask& mask, int64_t first, int64_t end) {
+    if (mask.chunk > 0) return {first / mask.chunk * mask.chunk, end};
     return {mask.window > 0 ? std::max<int64_t>(0, first + 1 - mask.window) : 0, end};
 }
 
@@ -60,10 +62,21 @@ struct Step {
     Mask mask;
     float scale, cap;
     const float* scales;  // [2, kv_heads] of a quantized cache
+    const float* sinks;   // [heads], or none
 
     static constexpr bool kQuantized = !std::is_same_v<T, C>;
     float value_scale(int64_t head) const { return kQuantized ? scales[kv_heads + head] : 1.0f; }
 };
+
+// Starts the softmax of n queries, those of heads from `head` on, over and over `group` of them: with each head's sink, if
+// it has one, which counts like the score of a key without a value.
+template <class T, class C>
+void start(const Step<T, C>& s, int64_t head, int64_t group, int64_t n, float* highest, float* total) {
+    for (int64_t i = 0; i < n; ++i) {
+        highest[i] = s.sinks == nullptr ? kMinusInfinity : s.sinks[head + i % group];
+        total[i] = highest[i] == kMinusInfinity ? 0.0f : 1.0f;
+    }
+}
 
 // Of one chunk of work: query tokens at `position` and after it, their first one's place in the batch, KV heads from `head`
 // on, and the keys from `begin` to `end` that one of the tokens sees.
@@ -338,8 +351,7 @@ void attend_in_place(const Step<T, C>& s, const Piece& piece) {
     float *highest = sums + queries * s.d, *total = highest + queries;
     alignas(64) float scores[R][kKeys];
     std::fill(sums, highest, 0.0f);
-    std::fill(highest, total, kMinusInfinity);
-    std::fill(total, total + queries, 0.0f);
+    start(s, piece.head * R, queries, queries, highest, total);
     Keys<C> tiles[2];
     find_keys(s, piece, piece.begin, tiles[0]);
     Ahead<C> first{tiles[0], s.values - s.keys, piece.heads, s.d};
@@ -452,8 +464,7 @@ void attend_gathered(const Step<T, C>& s, const Piece& piece) {
         const T* from = s.q + ((piece.token + i) * s.heads + piece.head * group) * s.d;
         std::memcpy(q + i * group * s.d, from, group * s.d * sizeof(T));
     }
-    std::fill(highest, highest + queries, kMinusInfinity);
-    std::fill(total, total + queries, 0.0f);
+    start(s, piece.head * group, group, queries, highest, total);
     std::fill(sums, sums + queries * width, 0.0f);
     for (int64_t begin = piece.begin; begin < piece.end; begin += kKeys) {
         int n = int(std::min<int64_t>(kKeys, piece.end - begin));
@@ -536,10 +547,10 @@ using namespace quire;
     extern "C" void quire_paged_attention_##name(                                                                      \
         const T* q, const C* keys, const C* values, T* out, const int64_t* table, int64_t table_stride,                \
         const int64_t* slots, const int64_t* starts, const int64_t* counts, int64_t rows, int64_t heads,               \
-        int64_t kv_heads, int64_t d, int64_t block_size, int64_t block_stride, int64_t window, float scale,            \
-        float cap, const float* scales) {                                                                              \
+        int64_t kv_heads, int64_t d, int64_t block_size, int64_t block_stride, int64_t window, int64_t chunk,          \
+        float scale, float cap, const float* scales, const float* sinks) {                                             \
         paged_attention(Step<T, C>{q, keys, values, out, table, table_stride, slots, starts, counts, rows, heads, kv_heads,\
-                             d, block_size, block_stride, {window}, scale, cap, scales});                             \
+                             d, block_size, block_stride, {window, chunk}, scale, cap, scales, sinks});               \
     }                                                                                                                  \
     QUIRE_ENTRY(paged_attention_##name)
 

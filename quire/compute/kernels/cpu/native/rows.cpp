@@ -327,6 +327,10 @@ using namespace quire;
     extern "C" void quire_soft_cap_##name(T* x, int64_t rows, int64_t width, float cap) {                              \
         activate_rows<false>(x, rows, width, x, [cap](vf v) { return mul(tanh(div(v, all(cap))), all(cap)); });        \
     }                                                                                                                  \
+    extern "C" void quire_multiply_##name(T* x, int64_t rows, int64_t width, float factor) {                           \
+        activate_rows<false>(x, rows, width, x, [factor](vf v) { return mul(v, all(factor)); });                       \
+    }                                                                                                                  \
+    QUIRE_ENTRY(multiply_##name)                                                                                       \
     QUIRE_ENTRY(rms_norm_##name)                                                                                       \
     QUIRE_ENTRY(layer_norm_##name)                                                                                     \
     QUIRE_ENTRY(gate_heads_##name)                                                                                     \

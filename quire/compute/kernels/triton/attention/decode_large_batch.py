@@ -35,8 +35,8 @@ from quire.compute.kernels.triton.attention.decode_products import (
     products_with_keys,
     with_values,
 )
-from quire.compute.kernels.triton.attention.masks import tile_mask
-from quire.compute.kernels.triton.attention.score_scaling import score_factors
+from quire.compute.kernels.triton.attention.masks import WINDOW, tile_mask
+from quire.compute.kernels.triton.attention.score_scaling import score_factors, sink_start
 from quire.compute.kernels.triton.launching.dependent_launch import can_overlap, release_dependents, wait_for_inputs
 from quire.compute.kernels.triton.launching.device_properties import is_sm_90, multiprocessors
 from quire.compute.kernels.triton.launching.launch import fast_launch, next_power_of_2
@@ -120,7 +120,7 @@ def decode_attention_large_batch(
         q, keys, values = q.view(torch.int32), keys.view(torch.int16), values.view(torch.int16)
     _decode_attention_large_batch[(min(units, at_once),)](
         q, keys, values, block_table, splits, partials.outputs, partials.sums, partials.arrived, out, scales,
-        block_table.stride(0), units, before, after,
+        scores.sinks, block_table.stride(0), units, before, after,
         CAPPED=scores.cap is not None, KIND=kind, HEADS=heads, KV_HEADS=kv_heads, GROUP=heads // kv_heads,
         GROUP_BLOCK=group_block, D=d, BLOCK_SIZE=block_size, COLUMNS=splits.shape[1],
         TILE=_TILE // d, STAGES=_STAGES, COLUMNS_MERGED=min(d, _SUMS // group_block),
@@ -134,9 +134,10 @@ def _programs_8_bit(units: int, processors: int) -> int:
 
 
 @fast_launch
-@gluon.jit(do_not_specialize=["block_table_stride", "units"], do_not_specialize_on_alignment=["splits"])
+@gluon.jit(do_not_specialize=["block_table_stride", "units"], do_not_specialize_on_alignment=["splits", "sinks"])
 def _decode_attention_large_batch(
-    q, keys, values, block_table, splits, outputs, sums, arrived, out, scales, block_table_stride, units, before, after,
+    q, keys, values, block_table, splits, outputs, sums, arrived, out, scales, sinks, block_table_stride, units,
+    before, after,
     CAPPED: gl.constexpr, KIND: gl.constexpr, HEADS: gl.constexpr, KV_HEADS: gl.constexpr, GROUP: gl.constexpr,
     GROUP_BLOCK: gl.constexpr, D: gl.constexpr, BLOCK_SIZE: gl.constexpr, COLUMNS: gl.constexpr, TILE: gl.constexpr,
     STAGES: gl.constexpr, COLUMNS_MERGED: gl.constexpr, OVERLAP: gl.constexpr,
@@ -172,6 +173,10 @@ def _decode_attention_large_batch(
         following = load_split(lines, unit + gl.num_programs(0), KV_HEADS, COLUMNS, TILE)
         highest = gl.full([M], float("-inf"), gl.float32, gl.SliceLayout(1, mma))
         weights = gl.zeros([M, TILE], gl.float32, mma)  # summed over lanes at the end only
+        if sinks is not None:
+            is_first = own < gl.where(unit // KV_HEADS == first, GROUP, 0)
+            highest, started = sink_start(sinks, kv_head * GROUP + own, is_first)
+            weights = gl.where((lane == 0)[None, :], started[:, None], weights)
         total = no_total(WORDS, KIND, mma)
         for at in range(begin, end, TILE):
             ahead = prefetch_tile(ahead, lines, tables, caches, into, shape, COLUMNS)
@@ -183,7 +188,7 @@ def _decode_attention_large_batch(
             else:
                 score = score * factor
             if (at < seen_from) | (at + TILE > end):
-                seen = tile_mask(at + lane, seen_from, end, True)
+                seen = tile_mask(at + lane, seen_from, end, WINDOW)
                 score = gl.where(seen[None, :], score, float("-inf"))
             new_highest = gl.maximum(highest, gl.max(score, 1))
             shrink = gl.exp2(highest - new_highest)

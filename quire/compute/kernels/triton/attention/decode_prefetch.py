@@ -10,7 +10,7 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import async_copy
 
-from quire.compute.kernels.triton.attention.masks import tile_mask
+from quire.compute.kernels.triton.attention.masks import WINDOW, tile_mask
 
 ask_for = getattr(async_copy, "async_load", None) or async_copy.async_copy_global_to_shared  # names before Triton 3.9
 
@@ -114,6 +114,6 @@ def _copy_tile_async(caches, ids, at, seen_from, end, kv_head, into, shape: gl.c
             ask_for(v_rows, values + base + offset)
         else:
             position = at + number * ROWS + row
-            seen = tile_mask(position, seen_from, end, True)[:, None]
+            seen = tile_mask(position, seen_from, end, WINDOW)[:, None]
             ask_for(k_rows, keys + base + offset, mask=seen)
             ask_for(v_rows, values + base + offset, mask=seen)

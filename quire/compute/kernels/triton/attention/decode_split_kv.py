@@ -24,8 +24,14 @@ from torch import Tensor
 from quire.compute.kernels.reference.attention_inputs import DecodeRows, Mask, PagedKV, PagedRows, Scores
 from quire.compute.kernels.reference.paged_attention import SPLIT_OVERHEAD_TILES, DecodePartials
 from quire.compute.kernels.triton.attention.decode_large_batch import decode_attention_large_batch, serves_large_batch
-from quire.compute.kernels.triton.attention.masks import tile_mask, visible_range
-from quire.compute.kernels.triton.attention.score_scaling import padded_size, scaled_scores, score_factors, widened
+from quire.compute.kernels.triton.attention.masks import CAUSAL, WINDOW, mask_arguments, tile_mask, visible_range
+from quire.compute.kernels.triton.attention.score_scaling import (
+    padded_size,
+    scaled_scores,
+    score_factors,
+    softmax_start,
+    widened,
+)
 from quire.compute.kernels.triton.launching.dependent_launch import can_overlap, release_dependents, wait_for_inputs
 from quire.compute.kernels.triton.launching.device_properties import multiprocessors
 from quire.compute.kernels.triton.launching.launch import fast_launch, next_power_of_2
@@ -89,11 +95,13 @@ def plan_kv_splits(
     """Implement reference/paged_attention.py's `plan_kv_splits`; all tensors are contiguous."""
     numbers, tokens = decode or (None, None)
     count = len(rows.slots) if numbers is None else len(numbers)
-    window = _LONGEST if mask.window is None else mask.window
+    kind, size = mask_arguments(mask)
+    if kind == CAUSAL.value:
+        kind, size = WINDOW.value, _LONGEST  # so that one kernel serves both
     overlap = can_overlap(splits.device)
     _plan_kv_splits[(1,)](
-        rows.starts, rows.slots, numbers, tokens, splits, count, len(splits), at_once, window,
-        TILE=tile, MIN_SPLIT_TILES=min_tiles, SPLIT_OVERHEAD_TILES=SPLIT_OVERHEAD_TILES,
+        rows.starts, rows.slots, numbers, tokens, splits, count, len(splits), at_once, size,
+        KIND=kind, TILE=tile, MIN_SPLIT_TILES=min_tiles, SPLIT_OVERHEAD_TILES=SPLIT_OVERHEAD_TILES,
         ROWS=max(256, next_power_of_2(count)), COLUMNS=splits.shape[1], OVERLAP=overlap, num_warps=4,
         launch_pdl=overlap,
     )  # fmt: skip
@@ -101,13 +109,13 @@ def plan_kv_splits(
 
 @fast_launch
 @triton.jit(
-    do_not_specialize=["rows", "room", "at_once", "window"],
+    do_not_specialize=["rows", "room", "at_once", "mask_size"],
     do_not_specialize_on_alignment=["starts", "slots", "decode_rows", "tokens"],
 )
 def _plan_kv_splits(
-    starts, slots, decode_rows, tokens, splits, rows, room, at_once, window,
-    TILE: tl.constexpr, MIN_SPLIT_TILES: tl.constexpr, SPLIT_OVERHEAD_TILES: tl.constexpr, ROWS: tl.constexpr,
-    COLUMNS: tl.constexpr, OVERLAP: tl.constexpr,
+    starts, slots, decode_rows, tokens, splits, rows, room, at_once, mask_size,
+    KIND: tl.constexpr, TILE: tl.constexpr, MIN_SPLIT_TILES: tl.constexpr, SPLIT_OVERHEAD_TILES: tl.constexpr,
+    ROWS: tl.constexpr, COLUMNS: tl.constexpr, OVERLAP: tl.constexpr,
 ):  # fmt: skip
     """Plan all splits in one program, with a lane for each row."""
     release_dependents(OVERLAP)
@@ -121,7 +129,7 @@ def _plan_kv_splits(
         token = tl.load(tokens + lane, inside, 0).to(tl.int32)
     length = tl.load(starts + row, inside, 0).to(tl.int32) + 1
     slot = tl.load(slots + row, inside, 0).to(tl.int32)
-    seen_from, _ = visible_range(length - 1, length, window, True)
+    seen_from, _ = visible_range(length - 1, length, mask_size, KIND)
     base = seen_from // TILE * TILE
     tiles = tl.where(inside, (length - base + TILE - 1) // TILE, 0)
     low = _tiles_per_split(tiles, room, MIN_SPLIT_TILES)
@@ -187,7 +195,7 @@ def decode_attention(
     overlap = can_overlap(q.device)
     _decode_attention_split_kv[(splits.shape[0] * kv_heads,)](
         q, keys, values, block_table, splits, partials.outputs, partials.sums, partials.arrived, out,
-        scales, block_table.stride(0), before, after,
+        scales, scores.sinks, block_table.stride(0), before, after,
         CAPPED=scores.cap is not None, HEADS=heads, KV_HEADS=kv_heads, GROUP=group,
         GROUP_BLOCK=next_power_of_2(group), M=padded_size(group), D=d, D_BLOCK=d_block,
         BLOCK_SIZE=block_size, COLUMNS=splits.shape[1], TILE=shape.keys, MERGED=_MERGED, STAGES=shape.stages,
@@ -196,9 +204,10 @@ def decode_attention(
 
 
 @fast_launch
-@triton.jit(do_not_specialize=["block_table_stride"], do_not_specialize_on_alignment=["splits"])
+@triton.jit(do_not_specialize=["block_table_stride"], do_not_specialize_on_alignment=["splits", "sinks"])
 def _decode_attention_split_kv(
-    q, keys, values, block_table, splits, outputs, sums, arrived, out, scales, block_table_stride, before, after,
+    q, keys, values, block_table, splits, outputs, sums, arrived, out, scales, sinks, block_table_stride, before,
+    after,
     CAPPED: tl.constexpr, HEADS: tl.constexpr, KV_HEADS: tl.constexpr, GROUP: tl.constexpr, GROUP_BLOCK: tl.constexpr,
     M: tl.constexpr, D: tl.constexpr, D_BLOCK: tl.constexpr, BLOCK_SIZE: tl.constexpr, COLUMNS: tl.constexpr,
     TILE: tl.constexpr, MERGED: tl.constexpr, STAGES: tl.constexpr, OVERLAP: tl.constexpr,
@@ -221,12 +230,12 @@ def _decode_attention_split_kv(
     if count > 0:
         head = kv_head * GROUP + own
         x = tl.load(q + ((token * HEADS + head) * D)[:, None] + column[None, :], exists, 0.0)
-        highest = tl.full((M,), float("-inf"), tl.float32)
-        weights = tl.zeros((M, TILE), tl.float32)  # summed over lanes at the end only
+        highest, started = softmax_start(sinks, head, own < tl.where(split == first, GROUP, 0))
+        weights = tl.where((lane == 0)[None, :], started[:, None], 0.0)  # summed over lanes at the end only
         total = tl.zeros((M, D_BLOCK), tl.float32)
         for at in tl.range(begin, end, TILE, num_stages=STAGES):
             position = at + lane
-            seen = tile_mask(position, seen_from, end, True)
+            seen = tile_mask(position, seen_from, end, WINDOW)
             block = tl.load(blocks + position // BLOCK_SIZE, seen, 0)
             place = (block * BLOCK_SIZE + position % BLOCK_SIZE) * (KV_HEADS * D) + kv_head * D
             where = place[:, None] + column[None, :]

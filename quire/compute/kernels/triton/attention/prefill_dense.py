@@ -33,8 +33,8 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
 from quire.compute.kernels.reference.attention_inputs import DenseTiles, Scores
-from quire.compute.kernels.triton.attention.masks import tile_mask, visible_range
-from quire.compute.kernels.triton.attention.score_scaling import score_factors
+from quire.compute.kernels.triton.attention.masks import CAUSAL, tile_mask, visible_range
+from quire.compute.kernels.triton.attention.score_scaling import score_factors, sink_start
 from quire.compute.kernels.triton.launching.device_properties import is_sm_90, multiprocessors
 from quire.compute.kernels.triton.launching.launch import fast_launch, tensor_descriptor
 
@@ -68,7 +68,7 @@ def prefill_attention_dense(q: Tensor, k: Tensor, v: Tensor, tiles: DenseTiles, 
     items = len(tiles.tokens) * heads
     _prefill_attention_dense[(min(items, multiprocessors(q.device)),)](
         _tensor_descriptor(q, 64), _tensor_descriptor(k, keys), _tensor_descriptor(v, keys), out,
-        *tiles, items, before, after,
+        *tiles, scores.sinks, items, before, after,
         CAPPED=scores.cap is not None, HEADS=heads, GROUP=heads // kv_heads, D=d, N=keys, STAGES=stages,
         num_warps=4, maxnreg=_REGISTERS,
     )  # fmt: skip
@@ -93,10 +93,11 @@ def _layout(rows: int, d: int, dtype: torch.dtype) -> gl.NVMMASharedLayout:
 @fast_launch
 @gluon.jit(
     do_not_specialize=["items"],
-    do_not_specialize_on_alignment=["tile_tokens", "tile_queries", "tile_contexts", "tile_bases"],
+    do_not_specialize_on_alignment=["tile_tokens", "tile_queries", "tile_contexts", "tile_bases", "sinks"],
 )
 def _prefill_attention_dense(
-    q_tiles, k_tiles, v_tiles, out, tile_tokens, tile_queries, tile_contexts, tile_bases, items, before, after,
+    q_tiles, k_tiles, v_tiles, out, tile_tokens, tile_queries, tile_contexts, tile_bases, sinks, items, before,
+    after,
     CAPPED: gl.constexpr, HEADS: gl.constexpr, GROUP: gl.constexpr, D: gl.constexpr, N: gl.constexpr,
     STAGES: gl.constexpr,
 ):  # fmt: skip
@@ -127,8 +128,8 @@ def _prefill_attention_dense(
     tiles = (tile_tokens, tile_queries, tile_contexts, tile_bases, items)
     gl.warp_specialize(
         [
-            (_consumer_warps, (memory, barriers, tiles, out, before, after, 0, CAPPED, HEADS, D, N, STAGES)),
-            (_consumer_warps, (memory, barriers, tiles, out, before, after, 1, CAPPED, HEADS, D, N, STAGES)),
+            (_consumer_warps, (memory, barriers, tiles, out, sinks, before, after, 0, CAPPED, HEADS, D, N, STAGES)),
+            (_consumer_warps, (memory, barriers, tiles, out, sinks, before, after, 1, CAPPED, HEADS, D, N, STAGES)),
             (_producer_warp, (memory, barriers, tiles, q_tiles, k_tiles, v_tiles, HEADS, GROUP, D, N, STAGES)),
         ],
         [4, 1],
@@ -143,7 +144,7 @@ def _load_work_item(tiles, item, HEADS: gl.constexpr, N: gl.constexpr):
     tile = gl.minimum(item, items - 1) // HEADS
     token, queries = gl.load(tile_tokens + tile), gl.load(tile_queries + tile).to(gl.int32)
     passed, base = gl.load(tile_contexts + tile).to(gl.int32), gl.load(tile_bases + tile).to(gl.int32)
-    _, end = visible_range(passed, passed + queries, 0, False)
+    _, end = visible_range(passed, passed + queries, 0, CAUSAL)
     return token, queries, passed, base, (end + N - 1) // N
 
 
@@ -214,13 +215,13 @@ def _online_softmax(s, highest, total, factor, MAY_SEE_NOTHING: gl.constexpr):
 def _masked(s, key, position, layout: gl.constexpr, N: gl.constexpr):
     """Return the scores of a tile of keys from `key` on, with -inf for keys that their query does not see."""
     keys = key + gl.arange(0, N, gl.SliceLayout(0, layout))
-    begin, end = visible_range(position, position + 1, 0, False)
-    return gl.where(tile_mask(gl.expand_dims(keys, 0), begin, gl.expand_dims(end, 1), False), s, float("-inf"))
+    begin, end = visible_range(position, position + 1, 0, CAUSAL)
+    return gl.where(tile_mask(gl.expand_dims(keys, 0), begin, gl.expand_dims(end, 1), CAUSAL), s, float("-inf"))
 
 
 @gluon.jit
 def _consumer_warps(
-    memory, barriers, tiles, out, before, after,
+    memory, barriers, tiles, out, sinks, before, after,
     NUMBER: gl.constexpr, CAPPED: gl.constexpr, HEADS: gl.constexpr, D: gl.constexpr, N: gl.constexpr,
     STAGES: gl.constexpr,
 ):  # fmt: skip
@@ -264,6 +265,9 @@ def _consumer_warps(
         s = _masked(_scaled_scores(s, before, after, CAPPED), key, position, s_layout, N)
         highest = gl.full([_ROWS], float("-inf"), gl.float32, s_rows)
         total = gl.zeros([_ROWS], gl.float32, s_rows)
+        if sinks is not None:
+            highest, total = sink_start(sinks, head + 0 * position, position >= 0)
+            highest = highest / factor
         weights, highest, total, shrink = _online_softmax(s, highest, total, factor, True)
         o = gl.zeros([_ROWS, D], gl.float32, o_layout)
         mbarrier.wait(k_ready.index(k_stage), k_phase, pred=key > 0)

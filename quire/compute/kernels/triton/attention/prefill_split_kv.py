@@ -17,9 +17,9 @@ from torch import Tensor
 
 from quire.compute.kernels.reference.attention_inputs import KVSplits, Mask, PagedKV, PagedRows, QueryTiles, Scores
 from quire.compute.kernels.reference.paged_attention import PrefillPartials
-from quire.compute.kernels.triton.attention.masks import visible_range
+from quire.compute.kernels.triton.attention.masks import mask_arguments, visible_range
 from quire.compute.kernels.triton.attention.prefill import attention_over_keys, tile_shape
-from quire.compute.kernels.triton.attention.score_scaling import padded_size, score_factors
+from quire.compute.kernels.triton.attention.score_scaling import padded_size, score_factors, softmax_start
 from quire.compute.kernels.triton.launching.dependent_launch import can_overlap, release_dependents, wait_for_inputs
 from quire.compute.kernels.triton.launching.device_properties import multiprocessors
 from quire.compute.kernels.triton.launching.launch import fast_launch
@@ -68,18 +68,18 @@ def prefill_attention_split_kv(
     before, after = score_factors(scores)
     overlap = can_overlap(q.device)
     left = (partials.outputs, partials.sums)
-    windowed, window = mask.window is not None, mask.window or 0
+    kind, size = mask_arguments(mask)
     _prefill_attention_split_kv[(kv_heads, items)](
-        q, keys, values, block_table, *columns, slots, *left, out, scales, block_table.stride(0), window,
-        before, after,
-        CAPPED=scores.cap is not None, WINDOWED=windowed, HEADS=heads, KV_HEADS=kv_heads, GROUP=heads // kv_heads,
+        q, keys, values, block_table, *columns, slots, *left, out, scales, scores.sinks, block_table.stride(0),
+        size, before, after,
+        CAPPED=scores.cap is not None, KIND=kind, HEADS=heads, KV_HEADS=kv_heads, GROUP=heads // kv_heads,
         QUERIES=queries, D=d, D_BLOCK=padded_size(d), BLOCK_SIZE=block_size, M=shape.rows, N=shape.keys,
         STAGES=shape.stages + shape.ahead, MIN_SPLIT_TILES=MIN_SPLIT_TILES, OVERLAP=overlap,
         num_warps=shape.warps, launch_pdl=overlap,
     )  # fmt: skip
     _merge_splits[(kv_heads, min(items, partials.outputs.shape[0] // queries))](
-        *columns, *left, out, window,
-        WINDOWED=windowed, HEADS=heads, GROUP=heads // kv_heads, QUERIES=queries, D=d, D_BLOCK=padded_size(d),
+        *columns, *left, out, size,
+        KIND=kind, HEADS=heads, GROUP=heads // kv_heads, QUERIES=queries, D=d, D_BLOCK=padded_size(d),
         M=shape.rows, N=shape.keys, MIN_SPLIT_TILES=MIN_SPLIT_TILES, AT_ONCE=_AT_ONCE, OVERLAP=overlap,
         num_warps=8, launch_pdl=overlap,
     )  # fmt: skip
@@ -87,7 +87,7 @@ def prefill_attention_split_kv(
 
 @fast_launch
 @triton.jit(
-    do_not_specialize=["block_table_stride", "window"],
+    do_not_specialize=["block_table_stride", "mask_size"],
     do_not_specialize_on_alignment=[
         "tile_rows",
         "tile_offsets",
@@ -97,12 +97,13 @@ def prefill_attention_split_kv(
         "counts",
         "first_tokens",
         "slots",
+        "sinks",
     ],
 )
 def _prefill_attention_split_kv(
     q, keys, values, block_table, tile_rows, tile_offsets, split_numbers, split_counts, starts, counts, first_tokens,
-    slots, outputs, sums, out, scales, block_table_stride, window, before, after,
-    CAPPED: tl.constexpr, WINDOWED: tl.constexpr, HEADS: tl.constexpr, KV_HEADS: tl.constexpr, GROUP: tl.constexpr,
+    slots, outputs, sums, out, scales, sinks, block_table_stride, mask_size, before, after,
+    CAPPED: tl.constexpr, KIND: tl.constexpr, HEADS: tl.constexpr, KV_HEADS: tl.constexpr, GROUP: tl.constexpr,
     QUERIES: tl.constexpr, D: tl.constexpr, D_BLOCK: tl.constexpr, BLOCK_SIZE: tl.constexpr, M: tl.constexpr,
     N: tl.constexpr, STAGES: tl.constexpr, MIN_SPLIT_TILES: tl.constexpr, OVERLAP: tl.constexpr,
 ):  # fmt: skip
@@ -118,7 +119,7 @@ def _prefill_attention_split_kv(
     start, count = tl.load(starts + row).to(tl.int32), tl.load(counts + row).to(tl.int32)
     first, slot = tl.load(first_tokens + row), tl.load(slots + row)
     seen_from, base, end, each, splits = _kv_splits_of_tile(
-        start, offset, count, splits, window, WINDOWED, QUERIES, N, MIN_SPLIT_TILES
+        start, offset, count, splits, mask_size, KIND, QUERIES, N, MIN_SPLIT_TILES
     )
     if number >= splits:
         return
@@ -128,10 +129,11 @@ def _prefill_attention_split_kv(
     inside = exists[:, None] & (column < D)[None, :]
     where = (((first + query) * HEADS + head) * D)[:, None] + column[None, :]
     x = tl.load(q + where, inside, 0.0)
+    highest, started = softmax_start(sinks, head, exists & (query < tl.where(number == 0, count, 0)))
     highest, weights, total = attention_over_keys(
-        x, keys, values, scales, block_table + slot * block_table_stride, start + query, kv_head, column, lane, begin,
-        tl.minimum(begin + each * N, end), seen_from, end, window, before, after, CAPPED, WINDOWED, True, KV_HEADS, D,
-        D_BLOCK, BLOCK_SIZE, M, N, STAGES,
+        x, highest, started, keys, values, scales, block_table + slot * block_table_stride, start + query, kv_head,
+        column, lane, begin, tl.minimum(begin + each * N, end), seen_from, end, mask_size, before, after, CAPPED, KIND,
+        True, KV_HEADS, D, D_BLOCK, BLOCK_SIZE, M, N, STAGES,
     )  # fmt: skip
     mean = total / tl.where(weights > 0, weights, 1.0)[:, None]
     if splits == 1:
@@ -144,7 +146,7 @@ def _prefill_attention_split_kv(
 
 @fast_launch
 @triton.jit(
-    do_not_specialize=["window"],
+    do_not_specialize=["mask_size"],
     do_not_specialize_on_alignment=[
         "tile_rows",
         "tile_offsets",
@@ -156,8 +158,8 @@ def _prefill_attention_split_kv(
     ],
 )
 def _merge_splits(
-    tile_rows, tile_offsets, split_numbers, split_counts, starts, counts, first_tokens, outputs, sums, out, window,
-    WINDOWED: tl.constexpr, HEADS: tl.constexpr, GROUP: tl.constexpr, QUERIES: tl.constexpr, D: tl.constexpr,
+    tile_rows, tile_offsets, split_numbers, split_counts, starts, counts, first_tokens, outputs, sums, out, mask_size,
+    KIND: tl.constexpr, HEADS: tl.constexpr, GROUP: tl.constexpr, QUERIES: tl.constexpr, D: tl.constexpr,
     D_BLOCK: tl.constexpr, M: tl.constexpr, N: tl.constexpr, MIN_SPLIT_TILES: tl.constexpr, AT_ONCE: tl.constexpr,
     OVERLAP: tl.constexpr,
 ):  # fmt: skip
@@ -175,7 +177,7 @@ def _merge_splits(
         return
     start, count = tl.load(starts + row).to(tl.int32), tl.load(counts + row).to(tl.int32)
     first = tl.load(first_tokens + row)
-    _, _, _, _, splits = _kv_splits_of_tile(start, offset, count, dealt, window, WINDOWED, QUERIES, N, MIN_SPLIT_TILES)
+    _, _, _, _, splits = _kv_splits_of_tile(start, offset, count, dealt, mask_size, KIND, QUERIES, N, MIN_SPLIT_TILES)
     queries = tl.where(splits > 1, tl.minimum(count - offset, QUERIES), 0)
     left = (item - number) * QUERIES * HEADS + kv_head * GROUP  # of the tile's first split
     there = (first + offset) * HEADS + kv_head * GROUP
@@ -216,15 +218,15 @@ def _merge_splits(
 
 @triton.jit
 def _kv_splits_of_tile(
-    start, offset, count, splits, window,
-    WINDOWED: tl.constexpr, QUERIES: tl.constexpr, N: tl.constexpr, MIN_SPLIT_TILES: tl.constexpr,
+    start, offset, count, splits, mask_size,
+    KIND: tl.constexpr, QUERIES: tl.constexpr, N: tl.constexpr, MIN_SPLIT_TILES: tl.constexpr,
 ):  # fmt: skip
     """Return what a tile sees and how it is split.
 
     The result is the first position, where its tile of keys begins, the end, key tiles of a split, and the number of
     splits that are not empty, at most `splits`, and 0 for padding.
     """
-    seen_from, end = visible_range(start + offset, start + tl.minimum(offset + QUERIES, count), window, WINDOWED)
+    seen_from, end = visible_range(start + offset, start + tl.minimum(offset + QUERIES, count), mask_size, KIND)
     base = seen_from // N * N
     tiles = tl.where(offset < count, (end - base + N - 1) // N, 0)
     each = tl.maximum((tiles + splits - 1) // splits, MIN_SPLIT_TILES)

@@ -1,4 +1,4 @@
-"""Turns products into scores, pads sizes and widens cache elements, for all attention kernels.
+"""Turns products into scores, starts softmaxes, pads sizes and widens cache elements, for all attention kernels.
 
 Scores are logarithms to the base of 2, because the GPU's exponential is a power of two.
 """
@@ -12,6 +12,7 @@ from quire.compute.kernels.reference.attention_inputs import Scores
 from quire.compute.kernels.triton.launching.launch import next_power_of_2
 
 _LOG2_E = 1.4426950408889634
+_LOG2_E_OF_SINKS = tl.constexpr(_LOG2_E)
 
 
 def score_factors(scores: Scores) -> tuple[float, float]:
@@ -33,6 +34,31 @@ def scaled_scores(products, before, after, CAPPED: tl.constexpr):
     if CAPPED:
         return after - 2.0 * after / (tl.exp2(products * before) + 1.0)
     return products * before
+
+
+@triton.jit
+def softmax_start(sinks, head, is_first):
+    """Return the highest score, log2(e) · score, and the sum of weights of softmaxes that have seen no key yet.
+
+    Args:
+        sinks: Each head's sink, as in `Scores`; None: there are none.
+        head: [rows], the query head of each row.
+        is_first: [rows] or one for all, whether the row exists and its sink counts here: of split keys, the first split
+            alone counts it.
+    """
+    if sinks is None:
+        highest = tl.full(head.shape, float("-inf"), tl.float32)
+        started = tl.zeros(head.shape, tl.float32)
+    else:
+        highest, started = sink_start(sinks, head, is_first)
+    return highest, started
+
+
+@triton.jit
+def sink_start(sinks, head, is_first):
+    """Return the result of `softmax_start` where there are sinks; Gluon's kernels call it too."""
+    highest = tl.load(sinks + head, is_first, float("-inf")) * _LOG2_E_OF_SINKS
+    return highest, (highest > float("-inf")).to(tl.float32)
 
 
 @triton.jit
