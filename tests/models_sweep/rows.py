@@ -20,6 +20,16 @@ SHAPE: dict[str, Any] = {
 }
 """What rows have unless they say otherwise. The vocabulary is divided with a remainder."""
 _WINDOW = {"sliding_window": 13, "num_hidden_layers": 4}
+_MIXTURE = {"num_experts_per_tok": 3, "moe_intermediate_size": 24, "head_dim": 16}
+_LIKE_DEEPSEEK = _MIXTURE | {
+    "n_routed_experts": 8,
+    "n_shared_experts": 2,
+    "n_group": 4,
+    "topk_group": 2,
+    "first_k_dense_replace": 1,
+    "norm_topk_prob": True,
+    "routed_scaling_factor": 2.5,
+}
 
 ROWS: dict[str, dict[str, Any]] = {
     "LlamaForCausalLM": {},
@@ -108,5 +118,15 @@ ROWS: dict[str, dict[str, Any]] = {
     },
     "HeliumForCausalLM": {"head_dim": 16, "attention_bias": True},
     "GPTJForCausalLM": {"rotary_dim": 8, "n_inner": 96},
+    "Qwen2MoeForCausalLM": {
+        "num_experts": 8,
+        "num_experts_per_tok": 3,
+        "moe_intermediate_size": 24,
+        "shared_expert_intermediate_size": 40,
+        "mlp_only_layers": [1],
+    },
+    "Glm4MoeForCausalLM": _LIKE_DEEPSEEK | {"use_qk_norm": True, "attention_bias": True},
+    "Dots1ForCausalLM": _LIKE_DEEPSEEK | {"sliding_window": 11, "max_window_layers": 1},
+    "HYV3ForCausalLM": _MIXTURE | {"num_experts": 8, "num_shared_experts": 2, "router_scaling_factor": 1.7},
 }
 """By `architectures` entry, what differs from SHAPE."""

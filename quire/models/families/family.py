@@ -37,6 +37,10 @@ class ModuleNames:
         router: The projection that chooses experts.
         experts: What the experts' names begin with, before their numbers.
         expert: Gate, up and down of one expert.
+        correction: The tensor that corrects experts' scores for the choice.
+        shared_up: Gate and up of the shared expert; one name: they are stored as one projection.
+        shared_down: The output projection of the shared expert.
+        shared_gate: The projection whose σ multiplies the shared expert's output.
         transposed: Whether projections are stored as [in, out].
     """
 
@@ -57,6 +61,10 @@ class ModuleNames:
     router: str = "mlp.gate"
     experts: str = "mlp.experts"
     expert: tuple[str, str, str] = ("gate_proj", "up_proj", "down_proj")
+    correction: str = "mlp.gate.e_score_correction_bias"
+    shared_up: tuple[str, ...] = ("mlp.shared_experts.gate_proj", "mlp.shared_experts.up_proj")
+    shared_down: str = "mlp.shared_experts.down_proj"
+    shared_gate: str = "mlp.shared_expert_gate"
     transposed: bool = False
 
 

@@ -18,6 +18,7 @@ from quire.models.families import (
     hunyuan,
     llama,
     ministral,
+    moe,
     olmo,
     phi,
     plain,
@@ -41,6 +42,7 @@ _GROUPS = (
     helium,
     hunyuan,
     ministral,
+    moe,
     olmo,
 )
 FAMILIES: dict[str, Family] = {name: family for group in _GROUPS for name, family in group.FAMILIES.items()}
