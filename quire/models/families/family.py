@@ -42,6 +42,7 @@ class ModuleNames:
         shared_down: The output projection of the shared expert.
         shared_gate: The projection whose σ multiplies the shared expert's output.
         transposed: Whether projections are stored as [in, out].
+        transposed_experts: Whether experts that are stored as one tensor are [experts, in, out].
     """
 
     embedding: str = "model.embed_tokens"
@@ -66,6 +67,7 @@ class ModuleNames:
     shared_down: str = "mlp.shared_experts.down_proj"
     shared_gate: str = "mlp.shared_expert_gate"
     transposed: bool = False
+    transposed_experts: bool = False
 
 
 @dataclass(frozen=True)

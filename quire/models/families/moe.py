@@ -40,6 +40,7 @@ FAMILIES: dict[str, Family] = {
             "moe_intermediate_size": 1408,
             "first_k_dense_replace": 1,
             "norm_topk_prob": True,
+            "num_nextn_predict_layers": 1,
             "partial_rotary_factor": 0.5,
             "rms_norm_eps": 1e-5,
             "max_position_embeddings": 131072,
