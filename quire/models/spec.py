@@ -14,7 +14,7 @@ from quire.foundation.config.cache import element_bytes
 from quire.models.config_file import ConfigFile
 from quire.models.families.family import Family
 from quire.models.families.layers import read_layers
-from quire.models.families.registry import FAMILIES, HEADS, TEXT_MODELS, WRAPPERS
+from quire.models.families.registry import ALIASES, FAMILIES, HEADS, TEXT_MODELS, WRAPPERS
 from quire.models.head_spec import HeadSpec, read_head
 from quire.models.kv_cache_groups import kv_groups
 from quire.models.layer_spec import AttentionSpec, LayerSpec, MixtureSpec, NormSpec
@@ -214,7 +214,8 @@ def on_a_gpu(spec: ModelSpec) -> ModelSpec:
 def _architecture(fields: ConfigFile) -> str:
     """Return the architecture that is computed; for a model that also reads images, it is the text model's."""
     names = fields.get("architectures", [])
-    for name in names if isinstance(names, list) else []:
+    for own in names if isinstance(names, list) else []:
+        name = ALIASES.get(own, own) if isinstance(own, str) else own
         if name in FAMILIES or name in HEADS:
             return str(name)
         if name in WRAPPERS:

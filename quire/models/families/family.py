@@ -7,13 +7,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 if TYPE_CHECKING:
     from quire.models.config_file import ConfigFile
     from quire.models.layer_spec import LayerSpec
     from quire.models.spec import ModelSpec
 
+ReadLayer: TypeAlias = "Callable[[ConfigFile, LayerSpec, int], LayerSpec]"
+"""Returns what the layer of this number is, given what other readings make of it."""
 GATED = ("silu", "gelu_pytorch_tanh")
 """Activations of MLPs with a gate."""
 
@@ -105,6 +107,6 @@ class Family:
     mixer: Mapping[str, Any] = field(default_factory=dict)
     mlp: Mapping[str, Any] = field(default_factory=dict)
     norms: Mapping[str, Any] = field(default_factory=dict)
-    read_layer: Callable[[ConfigFile, LayerSpec, int], LayerSpec] | None = None
+    read_layer: ReadLayer | None = None
     read_model: Callable[[ConfigFile, ModelSpec], ModelSpec] | None = None
     overflows_float16: bool = False

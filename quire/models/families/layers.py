@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from quire.models.config_file import ConfigFile
-from quire.models.families.family import Family
+from quire.models.families.family import Family, ReadLayer
 from quire.models.kv_cache_groups import read_window, read_windowed_layers
 from quire.models.layer_spec import AttentionSpec, LayerSpec, MlpSpec, NormSpec, with_parts
 from quire.models.rope_spec import read_local_rope, read_rope
@@ -38,6 +38,17 @@ def interleaved(fields: ConfigFile, layer: LayerSpec, number: int) -> LayerSpec:
     """Return the layer with a rotation of interleaved pairs, if it has a rotation."""
     rope = layer.mixer.rope
     return layer if rope is None else with_parts(layer, mixer={"rope": replace(rope, interleaved=True)})
+
+
+def in_turn(*readers: ReadLayer) -> ReadLayer:
+    """Return a reader that changes a layer by each of these, one after the other."""
+
+    def read(fields: ConfigFile, layer: LayerSpec, number: int) -> LayerSpec:
+        for reader in readers:
+            layer = reader(fields, layer, number)
+        return layer
+
+    return read
 
 
 def _attention(fields: ConfigFile, family: Family) -> AttentionSpec:

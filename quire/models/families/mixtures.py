@@ -5,15 +5,13 @@ Does not import torch.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
 from quire.compute.kernels.routing import Routing
 from quire.models.config_file import ConfigFile
+from quire.models.families.family import ReadLayer
 from quire.models.layer_spec import LayerSpec, MixtureSpec, MlpSpec, SharedExpert
-
-ReadLayer = Callable[[ConfigFile, LayerSpec, int], LayerSpec]
 
 SIGMOID: dict[str, Any] = {"scoring": "sigmoid", "correction": True, "of_best_two": True, "epsilon": 1e-20}
 """The routing of DeepSeek-V3."""
@@ -30,7 +28,7 @@ def experts_in_place_of_mlps(*, gated: bool = False, factor: float = 1.0, **rout
 
     def read(fields: ConfigFile, layer: LayerSpec, number: int) -> LayerSpec:
         assert isinstance(layer.mlp, MlpSpec)
-        if not _has_experts(fields, number):
+        if not has_experts(fields, number):
             return layer
         if layer.mlp.activation != "silu":
             raise fields.wrong("hidden_act", "is not supported: experts have silu")
@@ -55,7 +53,7 @@ def read_mixture(fields: ConfigFile, mlp: MlpSpec, fixed: dict[str, Any]) -> Mix
     groups, kept = fields.count("n_group", 1), fields.count("topk_group", 1)
     routing = Routing(
         chosen=chosen,
-        renormalise=fixed.get("renormalise", False) or fields.flag("norm_topk_prob"),
+        renormalise="renormalise" not in fixed and fields.flag("norm_topk_prob"),
         scale=fields.number("routed_scaling_factor", 1.0),
         groups=groups,
         kept_groups=kept,
@@ -77,7 +75,7 @@ def _shared_width(fields: ConfigFile, mixture: MixtureSpec) -> int:
     return width or mixture.width * fields.natural("num_shared_experts", 0)
 
 
-def _has_experts(fields: ConfigFile, number: int) -> bool:
+def has_experts(fields: ConfigFile, number: int) -> bool:
     """Return whether layer `number` has experts."""
     layers, step = fields.count("num_hidden_layers"), fields.natural("decoder_sparse_step", 1)
     kinds = fields.get("mlp_layer_types")

@@ -21,6 +21,7 @@ from quire.models.families import (
     moe,
     olmo,
     phi,
+    phimoe,
     plain,
     qwen,
 )
@@ -30,6 +31,7 @@ _GROUPS = (
     llama,
     qwen,
     phi,
+    phimoe,
     gemma,
     gpt2,
     granite,
@@ -46,6 +48,8 @@ _GROUPS = (
     olmo,
 )
 FAMILIES: dict[str, Family] = {name: family for group in _GROUPS for name, family in group.FAMILIES.items()}
+ALIASES = {"PhiMoEForCausalLM": "PhimoeForCausalLM", "LLaMAForCausalLM": "LlamaForCausalLM"}
+"""Other names of architectures, as older checkpoints have them."""
 HEADS: dict[str, Family] = llama.HEADS
 """Draft heads by their architectures; their layers are Llama's."""
 

@@ -59,11 +59,12 @@ class CorrectionBias:
         self._device = options.device
 
     def weight_specs(self) -> Iterator[WeightSpec]:
-        yield WeightSpec(self._name, tuple(self.value.shape))
+        yield WeightSpec(self._name, tuple(self.value.shape), any_rank=True)
 
     def load_weights(self, checkpoint: Checkpoint) -> None:
         self.value = torch.empty(self.value.shape, dtype=torch.float32, device=self._device)
-        checkpoint.read(self._name, self.value)
+        stored = checkpoint.contents().get(self._name)
+        checkpoint.read(self._name, self.value if stored is None else self.value.view(stored.shape))
 
 
 class Router:
