@@ -156,6 +156,9 @@ def make_tiny(
         for parameter in model.parameters():
             is_norm = parameter.dim() == 1 and bool((parameter == 1.0).all())  # those that are stored less one are 0
             parameter.normal_(1.0 if is_norm else 0.0, std, generator=generator)
+        for name, buffer in model.named_buffers():
+            if name.endswith("correction_bias"):
+                buffer.normal_(0.0, std, generator=generator)
     model.save_pretrained(path, **({"max_shard_size": shards} if shards else {}))
     if generation == 4:
         edit_config(path, _as_published_by_4)

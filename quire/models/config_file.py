@@ -84,6 +84,24 @@ class ConfigFile:
             raise self.wrong(key, "must be a positive integer")
         return value
 
+    def count_of_all(self, key: str, default: int | None = None) -> int:
+        """Read a positive integer, or a list that has it once for each layer."""
+        value = self.get(key, default)
+        if isinstance(value, list):
+            if not value or len(set(map(str, value))) > 1:
+                raise self.wrong(key, "is not supported: it must be the same for all layers")
+            value = value[0]
+        if isinstance(value, bool) or not isinstance(value, int) or not 0 < value < 2**31:
+            raise self.wrong(key, "must be a positive integer")
+        return value
+
+    def natural(self, key: str, default: int) -> int:
+        """Read an integer of at least 0."""
+        value = self.get(key, default)
+        if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value < 2**31:
+            raise self.wrong(key, "must be an integer of at least 0")
+        return value
+
     def number(self, key: str, default: float) -> float:
         """Read a positive number."""
         return self.positive(key, self.get(key, default))

@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Literal, NamedTuple
 
+from quire.compute.kernels.routing import Routing
 from quire.models.rope_spec import RopeSpec
 
 
@@ -192,6 +193,25 @@ class MlpSpec:
 
 
 @dataclass(frozen=True)
+class SharedExpert:
+    """An MLP beside a layer's experts, which all tokens go to.
+
+    Attributes:
+        mlp: The MLP.
+        gated: Whether its output is multiplied by σ of a learned projection of the input to one number.
+        factor: Factor of the sum of experts and the MLP.
+    """
+
+    mlp: MlpSpec
+    gated: bool = False
+    factor: float = 1.0
+
+    def weights(self) -> Weights:
+        linear, other = self.mlp.weights()
+        return Weights(linear, other + self.gated * self.mlp.hidden)
+
+
+@dataclass(frozen=True)
 class MixtureSpec:
     """Gated experts in place of an MLP (mixture of experts); a router sends each token to some of them.
 
@@ -199,8 +219,8 @@ class MixtureSpec:
         hidden: Width of the residual stream.
         width: Width of one expert.
         count: How many experts the router chooses from.
-        chosen: How many experts each token goes to.
-        renormalise: Whether the weights of the chosen experts are scaled to the sum 1.
+        routing: How the router sends tokens to experts.
+        shared: The expert of all tokens; None: there is none.
         of_others: How many of the experts are on other ranks; 0 in a whole model.
         engines: How many engines send their tokens to these experts.
     """
@@ -208,10 +228,15 @@ class MixtureSpec:
     hidden: int
     width: int
     count: int
-    chosen: int
-    renormalise: bool
+    routing: Routing
+    shared: SharedExpert | None = None
     of_others: int = 0
     engines: int = 1
+
+    @property
+    def chosen(self) -> int:
+        """How many experts each token goes to."""
+        return self.routing.chosen
 
     @property
     def own(self) -> int:
@@ -224,16 +249,27 @@ class MixtureSpec:
         return 3 * self.hidden * self.width
 
     def weights(self) -> Weights:
-        """Number of weights of this rank's experts and of the router."""
-        return Weights(self.own * self.expert_weights, self.hidden * self.count)
+        """Number of weights of this rank's experts, of the router, and of the shared expert."""
+        linear, other = (0, 0) if self.shared is None else self.shared.weights()
+        router = self.count * (self.hidden + self.routing.bias + self.routing.correction)
+        return Weights(self.own * self.expert_weights + linear, router + other)
 
-    def divides(self, size: int) -> bool:
-        """Whether each expert's width can be divided over `size` ranks."""
-        return self.width % size == 0
+    def divides(self, size: int, *, whole_experts: bool = False) -> bool:
+        """Whether `size` ranks can have a part of each expert, or some whole experts each."""
+        if self.shared is not None and not self.shared.mlp.divides(size):
+            return False
+        return size <= self.count if whole_experts else self.width % size == 0
 
     def divided(self, size: int) -> MixtureSpec:
         """Return the part of one of `size` ranks, which has a part of each expert."""
-        return replace(self, width=self.width // size)
+        return replace(self, width=self.width // size, shared=self._divided_shared(size))
+
+    def with_whole_experts(self, size: int, own: int, engines: int) -> MixtureSpec:
+        """Return the part of one of `size` ranks that has `own` of the experts, to which `engines` send tokens."""
+        return replace(self, of_others=self.count - own, engines=engines, shared=self._divided_shared(size))
+
+    def _divided_shared(self, size: int) -> SharedExpert | None:
+        return None if self.shared is None else replace(self.shared, mlp=self.shared.mlp.divided(size))
 
 
 @dataclass(frozen=True)

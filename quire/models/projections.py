@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from quire.compute.attention.backend import AttentionLayer
 from quire.compute.kernels.reference.attention_inputs import NormRopeForm, Scores
+from quire.models.families.family import ModuleNames
 from quire.models.layer_spec import AttentionSpec, MixtureSpec, QKNormSpec
 from quire.models.layers.attention import Attention, Heads
 from quire.models.layers.factory import LayerFactory, Outputs
-from quire.models.layers.mlp import MLP, MixtureOfExperts, Routing
+from quire.models.layers.mixture import MixtureNames, MixtureOfExperts
+from quire.models.layers.mlp import MLP
 from quire.models.layers.norm import RMS
 from quire.models.quantization.scheme import ExpertNames
 from quire.models.spec import ModelSpec
@@ -53,9 +55,7 @@ def build_mlp(spec: ModelSpec, build: LayerFactory, layer: int) -> MLP | Mixture
     """
     mlp, modules, name = spec.layers[layer].mlp, spec.family.modules, spec.layer_name(layer)
     if isinstance(mlp, MixtureSpec):
-        projections, routing = ExpertNames(*modules.expert), Routing(mlp.count, mlp.chosen, mlp.renormalise)
-        router, experts = f"{name}.{modules.router}", f"{name}.{modules.experts}"
-        return build.experts(router, experts, projections, routing, mlp.hidden, mlp.width)
+        return build.experts(mlp, _mixture_names(name, modules))
     names, transposed = _within(name, modules.up), modules.transposed
     if mlp.gated:
         up = build.gate_up(names, mlp.width, mlp.hidden, mlp.bias, mlp.activation)
@@ -70,6 +70,18 @@ def build_mlp(spec: ModelSpec, build: LayerFactory, layer: int) -> MLP | Mixture
 def norm_names(spec: ModelSpec, layer: int) -> tuple[str, ...]:
     """Return the names of the norms of the stream in layer number `layer`, in the order of their use."""
     return _within(spec.layer_name(layer), spec.family.modules.norms)
+
+
+def _mixture_names(layer: str, modules: ModuleNames) -> MixtureNames:
+    return MixtureNames(
+        router=f"{layer}.{modules.router}",
+        experts=f"{layer}.{modules.experts}",
+        expert=ExpertNames(*modules.expert),
+        correction=f"{layer}.{modules.correction}",
+        shared_up=_within(layer, modules.shared_up),
+        shared_down=f"{layer}.{modules.shared_down}",
+        shared_gate=f"{layer}.{modules.shared_gate}",
+    )
 
 
 def _within(layer: str, names: tuple[str, ...]) -> tuple[str, ...]:

@@ -65,10 +65,10 @@ def _with_own_experts(share: ModelSpec, experts: MixtureSpec, mesh: Mesh) -> Mod
     if held is not None and ways >= 1.0:
         held = HeldWeights(math.ceil(held.dense * ways), math.ceil(held.fixed * ways))
     elif held is not None:
-        weights = sum(layer.mlp.weights().linear for layer in share.layers if isinstance(layer.mlp, MixtureSpec))
+        weights = share.mixture.count * share.mixture.expert_weights * share.layers_with_experts if share.mixture else 0
         left = 1.0 - (1.0 - ways) * weights / share.linear_weights
         held = HeldWeights(held.dense, math.ceil(held.fixed * left))
-    mlp = replace(experts, of_others=experts.count - own, engines=mesh.engines)
+    mlp = experts.with_whole_experts(mesh.tp, own, mesh.engines)
     layers = tuple(replace(layer, mlp=mlp) if isinstance(layer.mlp, MixtureSpec) else layer for layer in share.layers)
     return replace(share, layers=layers, held=held)
 
@@ -121,6 +121,6 @@ def _divides(spec: ModelSpec, size: int, whole_experts: bool) -> bool:
 
 
 def _layer_divides(layer: LayerSpec, size: int, whole_experts: bool) -> bool:
-    if whole_experts and isinstance(layer.mlp, MixtureSpec):
-        return layer.mixer.divides(size) and size <= layer.mlp.count
+    if isinstance(layer.mlp, MixtureSpec):
+        return layer.mixer.divides(size) and layer.mlp.divides(size, whole_experts=whole_experts)
     return layer.mixer.divides(size) and layer.mlp.divides(size)

@@ -45,11 +45,13 @@ class Rotaries:
 
     def __call__(self, positions: Positions) -> list[Angles | None]:
         """Return the angles for each layer; None for a layer that rotates nothing."""
-        rotated = {rope: rotary(positions) for rope, rotary in self._rotaries.items()}
+        rotated: dict[RopeSpec | None, Angles] = {rope: rotary(positions) for rope, rotary in self._rotaries.items()}
         if not self._scales:
             plain = [None if rope is None else rotated[rope] for rope, _ in self._own]
             return [plain[number] for number in self._of_layer]
-        scaled = {scale: self._scaled(scale, positions.own) for scale in self._scales}
+        scaled: dict[QueryScaleSpec | None, Tensor] = {
+            scale: self._scaled(scale, positions.own) for scale in self._scales
+        }
         angles = [_joined(rotated.get(rope), scaled.get(scale)) for rope, scale in self._own]
         return [angles[number] for number in self._of_layer]
 

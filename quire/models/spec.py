@@ -14,7 +14,7 @@ from quire.foundation.config.cache import element_bytes
 from quire.models.config_file import ConfigFile
 from quire.models.families.family import Family
 from quire.models.families.layers import read_layers
-from quire.models.families.registry import FAMILIES, HEADS, TEXT_MODELS, WRAPPERS
+from quire.models.families.registry import ALIASES, FAMILIES, HEADS, TEXT_MODELS, WRAPPERS
 from quire.models.head_spec import HeadSpec, read_head
 from quire.models.kv_cache_groups import kv_groups
 from quire.models.layer_spec import AttentionSpec, LayerSpec, MixtureSpec, NormSpec
@@ -60,6 +60,7 @@ class ModelSpec:
             the layers decide.
         head: The properties of a draft head; None: this is a model, not a draft head.
         untied: Whether config.json ties the head to the embedding, but the files have two that differ.
+        mtp_layers: The numbers of layers that predict several tokens (DeepSeek-V3, section 2.2), which are not served.
     """
 
     architecture: str
@@ -86,6 +87,7 @@ class ModelSpec:
     embedding_scale: float | None = None
     logit_scale: float | None = None
     head_bias: bool = False
+    mtp_layers: range = range(0)
 
     @property
     def attention(self) -> AttentionSpec:
@@ -194,11 +196,12 @@ def read_spec(directory: Path | str, quantization: str | None = None) -> ModelSp
         logit_cap=fields.optional_number("final_logit_softcapping"),
         quantization=read_quantization(fields.get("quantization_config"), quantization),
         head=read_head(fields, Path(directory), hidden) if is_head else None,
+        mtp_layers=range(len(layers), len(layers) + fields.natural("num_nextn_predict_layers", 0)),
     )
     if family.read_model is not None:
         spec = family.read_model(fields, spec)
     if spec.quantization:
-        spec = replace(spec, held=held_in(Path(directory), spec.quantization, spec.tie_embeddings))
+        spec = replace(spec, held=held_in(Path(directory), spec.quantization, spec.tie_embeddings, spec.mtp_layers))
     return spec
 
 
@@ -211,7 +214,8 @@ def on_a_gpu(spec: ModelSpec) -> ModelSpec:
 def _architecture(fields: ConfigFile) -> str:
     """Return the architecture that is computed; for a model that also reads images, it is the text model's."""
     names = fields.get("architectures", [])
-    for name in names if isinstance(names, list) else []:
+    for own in names if isinstance(names, list) else []:
+        name = ALIASES.get(own, own) if isinstance(own, str) else own
         if name in FAMILIES or name in HEADS:
             return str(name)
         if name in WRAPPERS:

@@ -113,7 +113,12 @@ def _mlp_buffers(mlp: MlpSpec | MixtureSpec, width: int, tokens: int, own_kernel
         is_fused = own_kernels and 2 * mlp.width % GATED_PANELS == 0
         return [tokens * each * width for each in (0 if is_fused else 2 * mlp.width, mlp.width)]
     buffers = (expert_buffers if own_kernels else torch_expert_buffers)(mlp, width, tokens * mlp.engines)
-    return buffers + (gathered_row_buffers(mlp, width, tokens) if mlp.engines > 1 else [])
+    if mlp.engines > 1:
+        buffers += gathered_row_buffers(mlp, width, tokens)
+    if mlp.shared is None:
+        return buffers
+    sums = [tokens * mlp.hidden * width] * 2  # of experts, and of the shared one, whose buffers come behind theirs
+    return max(buffers, sums + _mlp_buffers(mlp.shared.mlp, width, tokens, own_kernels), key=sum)
 
 
 def expert_buffers(experts: MixtureSpec, width: int, tokens: int) -> list[int]:
@@ -173,6 +178,8 @@ def _gpu_layer_elements(layer: LayerSpec) -> int:
     """Elements that a token takes in a layer's attention, or in its MLP, whichever takes more."""
     own, mlp = layer.mixer, layer.mlp
     wide = 3 * mlp.width if isinstance(mlp, MlpSpec) else mlp.chosen * (3 * mlp.width + mlp.hidden)
+    if isinstance(mlp, MixtureSpec) and mlp.shared is not None:
+        wide = max(wide, 3 * mlp.shared.mlp.width + mlp.hidden)
     return max(3 * own.query_width + 2 * own.kv_width + own.gate_width, wide)
 
 
@@ -207,4 +214,7 @@ def _adapted_widths(layer: LayerSpec) -> tuple[int, int]:
     inputs += number * (2 * mlp.hidden + mlp.width)
     if isinstance(mlp, MixtureSpec):  # the router
         outputs, inputs = outputs + mlp.count, inputs + mlp.hidden
+        if (shared := mlp.shared) is not None:  # with its gate
+            outputs += 2 * shared.mlp.width + mlp.hidden + shared.gated
+            inputs += 2 * mlp.hidden + shared.mlp.width + shared.gated * mlp.hidden
     return inputs + outputs, outputs

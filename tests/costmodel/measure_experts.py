@@ -13,6 +13,7 @@ from pathlib import Path
 import torch
 
 from quire.compute.kernels.dispatch import kernel
+from quire.compute.kernels.routing import Routing
 from quire.runtime.worker.host_memory import trim_heap
 
 
@@ -31,7 +32,7 @@ def main() -> None:
         gate_up, down = pack(torch.randn(count, 2 * width, hidden)), pack(torch.randn(count, hidden, width))
 
         def run(x: torch.Tensor) -> None:
-            weights, numbers = route(torch.randn(len(x), count), count, True)
+            weights, numbers = route(torch.randn(len(x), count), Routing(count, True))
             experts(x, gate_up, down, numbers, weights, torch.empty_like(x))
 
         run(torch.randn(64, hidden))  # the threads and what they hold are torch's, not the step's

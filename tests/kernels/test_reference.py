@@ -15,6 +15,7 @@ from quire.compute.kernels.reference.experts import experts, pack_experts, route
 from quire.compute.kernels.reference.norm import layer_norm, rms_norm
 from quire.compute.kernels.reference.rotary import rotary
 from quire.compute.kernels.reference.rowwise_attention import paged_attention, qk_norm_rope_and_cache
+from quire.compute.kernels.routing import Routing
 
 TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 2e-2}
 DTYPES = list(TOLERANCE)
@@ -177,7 +178,7 @@ def test_rotary_keeps_what_is_beyond_its_width() -> None:
 @pytest.mark.parametrize("renormalise", [False, True])
 def test_route_takes_the_likeliest(renormalise: bool) -> None:
     logits = normal(9, 6)
-    weights, numbers = route(logits, 3, renormalise)
+    weights, numbers = route(logits, Routing(3, renormalise))
     exact = logits.double().softmax(-1)
     for row, (own, chosen) in enumerate(zip(weights, numbers, strict=True)):
         assert chosen.tolist() == exact[row].argsort(descending=True)[:3].tolist()
@@ -188,7 +189,7 @@ def test_route_takes_the_likeliest(renormalise: bool) -> None:
 @pytest.mark.parametrize("tokens", [1, 11])
 def test_experts_are_their_mlps_summed_by_weight(tokens: int) -> None:
     x, gate_up, down = normal(tokens, 8), normal(5, 12, 8, seed=1), normal(5, 8, 6, seed=2)
-    weights, numbers = route(normal(tokens, 5, seed=3), 2, False)
+    weights, numbers = route(normal(tokens, 5, seed=3), Routing(2))
     experts(x, pack_experts(gate_up), pack_experts(down), numbers, weights, out := torch.empty_like(x))
     expected = torch.zeros(tokens, 8, dtype=torch.float64)
     for token in range(tokens):

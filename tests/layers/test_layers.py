@@ -5,12 +5,13 @@ from __future__ import annotations
 import torch
 import torch.nn.functional as F
 
+from quire.compute.kernels.routing import Routing
 from quire.foundation.clock import SystemClock
-from quire.models.layer_spec import NormSpec, QKNormSpec
+from quire.models.layer_spec import MixtureSpec, NormSpec, QKNormSpec
 from quire.models.layers.attention import Heads
 from quire.models.layers.factory import LayerFactory
 from quire.models.layers.layer import load_all_weights, weight_specs_of
-from quire.models.layers.mlp import Routing
+from quire.models.layers.mixture import MixtureNames
 from quire.models.layers.norm import RMS
 from quire.models.layers.rotary import Positions, Rotary
 from quire.models.quantization.scheme import ExpertNames
@@ -53,7 +54,8 @@ def test_a_factory_lists_every_need_once_and_allocates_nothing() -> None:
     factory.norm("norm", 8, RMS(1e-6))
     factory.qk_norm(("attn.q_norm", "attn.k_norm"), Heads(4, 2, 6), QKNormSpec(), RMS(1e-6))
     factory.stream_norm("ln", 8, NormSpec("layer", 1e-6, bias=True))
-    factory.experts("moe.gate", "moe.experts", ExpertNames("w1", "w3", "w2"), Routing(2, 1, True), 8, 12)
+    names = MixtureNames("moe.gate", "moe.experts", ExpertNames("w1", "w3", "w2"))
+    factory.experts(MixtureSpec(8, 12, 2, Routing(1, True)), names)
     factory.head("head", embedding, 10, 8)
     factory.head("lm_head", None, 10, 8)
     assert weight_specs_of(factory.layers) == [

@@ -8,9 +8,10 @@ import pytest
 import torch
 from torch import Tensor
 
+from quire.compute.kernels.routing import Routing
+from quire.models.layer_spec import MixtureSpec
 from quire.models.layers.factory import LayerFactory
-from quire.models.layers.mlp import Routing
-from quire.models.quantization.scheme import ExpertNames
+from quire.models.layers.mixture import MixtureNames
 from quire.models.weights.checkpoint import StoredTensor
 from quire.models.weights.tensor_options import TensorOptions
 
@@ -38,7 +39,7 @@ def mlp(factory: LayerFactory) -> Apply:
 
 
 def experts(factory: LayerFactory) -> Apply:
-    return factory.experts("moe", ExpertNames(), Routing(8, 3, True), HIDDEN, WIDTH)
+    return factory.experts(MixtureSpec(HIDDEN, WIDTH, 8, Routing(3, True)), MixtureNames("moe.gate", "moe.experts"))
 
 
 def tied_head(factory: LayerFactory) -> Apply:

@@ -40,6 +40,18 @@ DIVISIBLE: dict[str, dict[str, Any]] = {
         "num_hidden_layers": 3,
         "mlp_only_layers": [1],
     },
+    "glm4 moe": _SHAPE
+    | {
+        "architecture": "Glm4MoeForCausalLM",
+        "n_routed_experts": 8,
+        "n_shared_experts": 2,
+        "num_experts_per_tok": 3,
+        "n_group": 4,
+        "topk_group": 2,
+        "moe_intermediate_size": 24,
+        "routed_scaling_factor": 2.5,
+        "num_hidden_layers": 3,
+    },
     "phi3": _SHAPE | {"architecture": "Phi3ForCausalLM", "hidden_size": 128},
     "gemma2": _SHAPE
     | {

@@ -66,7 +66,13 @@ def _logits(
     checkpoint: Checkpoint = (
         GgufCheckpoint(directory)
         if is_gguf
-        else with_standard_names(SafetensorsCheckpoint(directory), tied=spec.tie_embeddings)
+        else with_standard_names(
+            SafetensorsCheckpoint(directory),
+            tied=spec.tie_embeddings,
+            left_out=spec.mtp_layers,
+            expert=spec.family.modules.expert,
+            transposed_experts=spec.family.modules.transposed_experts,
+        )
     )
     check_weights(checkpoint, weight_specs_of(factory.layers), spec.architecture)
     load_all_weights(factory.layers, checkpoint, 2, ReadingProgress(1, SystemClock(), False))

@@ -30,6 +30,10 @@ SIZES = (
 """Without these a file is broken, though transformers has defaults: they are refused, or contradict the weights."""
 WIDER: dict[str, dict[str, Any]] = {"GPTJForCausalLM": {"hidden_size": 256}}
 """Whose heads must be as wide as what their class rotates of them by default."""
+NEEDED: dict[str, dict[str, int]] = {
+    "Dots1ForCausalLM": {"n_routed_experts": 8, "n_shared_experts": 1, "num_experts_per_tok": 2},
+}
+"""More sizes, without which a file of this architecture is broken."""
 TOKENS = ("bos_token_id", "eos_token_id")
 """Where no file has one, the tokenizer's counts, and no class's default."""
 
@@ -47,9 +51,11 @@ def test_every_key_of_config_json_means_what_it_means_to_transformers(
     import transformers
     from transformers import AutoConfig
 
-    described = getattr(transformers, architecture).config_class(**TINY | SHAPE | WIDER.get(architecture, {})).to_dict()
+    sizes = NEEDED.get(architecture, {})
+    other = WIDER.get(architecture, {})
+    described = getattr(transformers, architecture).config_class(**TINY | SHAPE | sizes | other).to_dict()
     described |= {"architectures": [architecture]}
-    names = {FAMILIES[architecture].names.get(size, size) for size in SIZES}
+    names = sizes.keys() | {FAMILIES[architecture].names.get(size, size) for size in SIZES}
     compared = 0
     for key in described.keys() - names - set(TOKENS) - {"architectures", "model_type", "dtype"}:
         changed = {name: value for name, value in described.items() if name != key}

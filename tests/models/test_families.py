@@ -63,8 +63,8 @@ def test_what_an_architecture_does_where_its_file_is_silent(tmp_path: Path) -> N
     assert not spec_of(tmp_path, "Qwen2ForCausalLM").attention.out_bias
     assert spec_of(tmp_path, "Qwen3ForCausalLM").attention.head_dim == 128
     assert spec_of(tmp_path, "MixtralForCausalLM").ropes == (RopeSpec(1e6),)
-    assert spec_of(tmp_path, "MixtralForCausalLM").mixture.renormalise
-    assert not spec_of(tmp_path, "Qwen3MoeForCausalLM").mixture.renormalise
+    assert spec_of(tmp_path, "MixtralForCausalLM").mixture.routing.renormalise
+    assert not spec_of(tmp_path, "Qwen3MoeForCausalLM").mixture.routing.renormalise
     gemma = spec_of(tmp_path, "Gemma2ForCausalLM")
     assert (gemma.attention.cap, gemma.attention.scale) == (50.0, 1 / 16)
     assert (gemma.logit_cap, gemma.tie_embeddings) == (30.0, True)

@@ -20,6 +20,24 @@ SHAPE: dict[str, Any] = {
 }
 """What rows have unless they say otherwise. The vocabulary is divided with a remainder."""
 _WINDOW = {"sliding_window": 13, "num_hidden_layers": 4}
+_MIXTURE = {"num_experts_per_tok": 3, "moe_intermediate_size": 24, "head_dim": 16}
+_LIKE_DEEPSEEK = _MIXTURE | {
+    "n_routed_experts": 8,
+    "n_shared_experts": 2,
+    "n_group": 4,
+    "topk_group": 2,
+    "first_k_dense_replace": 1,
+    "norm_topk_prob": True,
+    "routed_scaling_factor": 2.5,
+}
+
+_FEW_EXPERTS = {"num_local_experts": 6, "num_experts_per_tok": 2}
+_GRANITE = {
+    "embedding_multiplier": 3.0,
+    "residual_multiplier": 0.4,
+    "attention_multiplier": 0.15,
+    "logits_scaling": 2.0,
+}
 
 ROWS: dict[str, dict[str, Any]] = {
     "LlamaForCausalLM": {},
@@ -108,5 +126,58 @@ ROWS: dict[str, dict[str, Any]] = {
     },
     "HeliumForCausalLM": {"head_dim": 16, "attention_bias": True},
     "GPTJForCausalLM": {"rotary_dim": 8, "n_inner": 96},
+    "Qwen2MoeForCausalLM": {
+        "num_experts": 8,
+        "num_experts_per_tok": 3,
+        "moe_intermediate_size": 24,
+        "shared_expert_intermediate_size": 40,
+        "mlp_only_layers": [1],
+    },
+    "Glm4MoeForCausalLM": _LIKE_DEEPSEEK | {"use_qk_norm": True, "attention_bias": True},
+    "Dots1ForCausalLM": _LIKE_DEEPSEEK | {"sliding_window": 11, "max_window_layers": 1},
+    "HYV3ForCausalLM": _MIXTURE | {"num_experts": 8, "num_shared_experts": 2, "router_scaling_factor": 1.7},
+    "OlmoeForCausalLM": {"num_experts": 8, "num_experts_per_tok": 3},
+    "FlexOlmoForCausalLM": {"num_experts": 7, "num_experts_per_tok": 3, "norm_topk_prob": True},
+    "GraniteMoeForCausalLM": _GRANITE | _FEW_EXPERTS,
+    "GraniteMoeSharedForCausalLM": _GRANITE | _FEW_EXPERTS | {"shared_intermediate_size": 40},
+    "ExaoneMoeForCausalLM": _WINDOW
+    | {
+        "num_experts": 8,
+        "num_experts_per_tok": 3,
+        "num_shared_experts": 2,
+        "moe_intermediate_size": 24,
+        "n_group": 4,
+        "topk_group": 2,
+    },
+    "Ernie4_5_MoeForCausalLM": {
+        "moe_num_experts": 8,
+        "moe_k": 3,
+        "moe_num_shared_experts": 2,
+        "moe_intermediate_size": 24,
+        "moe_layer_end_index": 1,
+    },
+    "HunYuanMoEV1ForCausalLM": {"num_experts": 8, "moe_topk": 3, "head_dim": 16},
+    "MiniMaxM2ForCausalLM": _FEW_EXPERTS
+    | {"head_dim": 16, "rope_parameters": {"rope_type": "default", "rope_theta": 1e4, "partial_rotary_factor": 0.5}},
+    "AfmoeForCausalLM": _WINDOW
+    | _MIXTURE
+    | {
+        "num_experts": 8,
+        "num_shared_experts": 2,
+        "route_scale": 1.7,
+        "mup_enabled": True,
+    },
+    "Cohere2MoeForCausalLM": _WINDOW
+    | {
+        "num_experts": 6,
+        "num_experts_per_tok": 2,
+        "num_shared_experts": 2,
+        "head_dim": 16,
+        "logit_scale": 0.3,
+        "prefix_dense_intermediate_size": 40,
+        "mlp_layer_types": ["dense", "sparse", "sparse", "sparse"],
+        "layer_types": ["full_attention", "sliding_attention", "full_attention", "sliding_attention"],
+    },
+    "PhimoeForCausalLM": _FEW_EXPERTS | {"attention_bias": True, "lm_head_bias": True, "router_jitter_noise": 0.2},
 }
 """By `architectures` entry, what differs from SHAPE."""

@@ -27,7 +27,9 @@ SETTINGS: dict[str, Any] = {"dtype": "float32", "block_size": 8, "skip_tokenizer
 LENGTHS = (3, 37, 70, 50)
 CHUNK = 16
 MODES = ("recompute", "swap")
-WITH_EXPERTS = [case for case, shape in DIVISIBLE.items() if shape.keys() & {"num_experts", "num_local_experts"}]
+WITH_EXPERTS = [
+    case for case, shape in DIVISIBLE.items() if shape.keys() & {"num_experts", "num_local_experts", "n_routed_experts"}
+]
 
 
 def prompts() -> list[list[int]]:

@@ -9,6 +9,7 @@ import sys
 import pytest
 import torch
 
+from quire.compute.kernels.routing import Routing
 from quire.models.layer_spec import MixtureSpec
 from quire.planning.footprint import COUNT_BYTES, expert_buffers
 from quire.runtime.worker.slot_table import SlotTable
@@ -20,7 +21,7 @@ def test_experts_hold_what_is_said_when_all_tokens_go_to_the_same_ones() -> None
         [sys.executable, "-m", "tests.costmodel.measure_experts", *map(str, (tokens, hidden, width, count))],
         capture_output=True, text=True, check=True, timeout=250,
     )  # fmt: skip
-    spec = MixtureSpec(hidden, width, count, chosen=count, renormalise=True)
+    spec = MixtureSpec(hidden, width, count, Routing(count, True))
     out = tokens * hidden * 4  # counted with the stream
     assert sum(expert_buffers(spec, 4, tokens)) + out == pytest.approx(json.loads(answer.stdout), rel=0.08)
 

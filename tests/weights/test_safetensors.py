@@ -224,3 +224,24 @@ def test_stacked_experts_are_seen_one_by_one(tmp_path: Path) -> None:
     assert torch.equal(window, gate_up[1, 5:7, 2:5])
     checkpoint.read("m.gate.weight", out := torch.empty(3, 5))
     assert torch.equal(out, other)
+
+
+def test_stacked_experts_may_be_transposed_and_have_other_names(tmp_path: Path) -> None:
+    """As Llama 4 stores them, and under Granite's names."""
+    gate_up, down = torch.randn(3, 5, 8), torch.randn(3, 4, 5)
+    save_file({"m.experts.gate_up_proj": gate_up, "m.experts.down_proj": down}, tmp_path / SINGLE)
+    checkpoint = with_standard_names(
+        SafetensorsCheckpoint(tmp_path), expert=("w1", "w3", "w2"), transposed_experts=True
+    )
+    assert checkpoint.contents()["m.experts.2.w3.weight"].shape == (4, 5)
+    assert torch.equal(read(checkpoint, "m.experts.1.w1.weight", (4, 5)), gate_up[1, :, :4].T)
+    assert torch.equal(read(checkpoint, "m.experts.2.w3.weight", (2, 3), start=(1, 2)), gate_up[2, 2:, 5:7].T)
+    assert torch.equal(read(checkpoint, "m.experts.0.w2.weight", (2, 4), start=(3, 0)), down[0, :, 3:].T)
+    other = tmp_path / "granite"
+    other.mkdir()
+    names = ("input_linear", "output_linear", "router.layer")
+    stored = (gate_up.mT.contiguous(), down.mT.contiguous(), torch.randn(3, 5))
+    save_file({f"x.block_sparse_moe.{n}.weight": t for n, t in zip(names, stored, strict=True)}, other / SINGLE)
+    checkpoint = with_standard_names(SafetensorsCheckpoint(other))
+    assert torch.equal(read(checkpoint, "x.block_sparse_moe.experts.1.up_proj.weight", (4, 5)), gate_up[1, :, 4:].T)
+    assert torch.equal(read(checkpoint, "x.block_sparse_moe.router.weight", (3, 5)), stored[2])

@@ -23,7 +23,7 @@ _OPS: dict[tuple[str | None, str | None], str] = {
     ("cpu.states", "reference.states"): "copy_stream multiply put_rows state_rows spread_columns",
     ("cpu.embedding", "reference.rotary"): "sequence_lengths choose_frequencies grow_frequencies query_scales",
     ("cpu.linear", "triton.linear.linear"): "pack_linear linear linear_silu_and_mul",
-    ("cpu.experts", "triton.experts.experts"): "route pack_experts experts",
+    ("cpu.experts", "triton.experts.experts"): "route add_gated pack_experts experts",
     ("cpu.experts", None): "expert_linear",
     ("reference.experts", "triton.experts.experts"): "coded_experts",
     (None, "triton.experts.experts"): "adapted_experts adapted_coded_experts",

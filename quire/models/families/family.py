@@ -7,13 +7,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 if TYPE_CHECKING:
     from quire.models.config_file import ConfigFile
     from quire.models.layer_spec import LayerSpec
     from quire.models.spec import ModelSpec
 
+ReadLayer: TypeAlias = "Callable[[ConfigFile, LayerSpec, int], LayerSpec]"
+"""Returns what the layer of this number is, given what other readings make of it."""
 GATED = ("silu", "gelu_pytorch_tanh")
 """Activations of MLPs with a gate."""
 
@@ -37,7 +39,12 @@ class ModuleNames:
         router: The projection that chooses experts.
         experts: What the experts' names begin with, before their numbers.
         expert: Gate, up and down of one expert.
+        correction: The tensor that corrects experts' scores for the choice.
+        shared_up: Gate and up of the shared expert; one name: they are stored as one projection.
+        shared_down: The output projection of the shared expert.
+        shared_gate: The projection whose σ multiplies the shared expert's output.
         transposed: Whether projections are stored as [in, out].
+        transposed_experts: Whether experts that are stored as one tensor are [experts, in, out].
     """
 
     embedding: str = "model.embed_tokens"
@@ -57,7 +64,12 @@ class ModuleNames:
     router: str = "mlp.gate"
     experts: str = "mlp.experts"
     expert: tuple[str, str, str] = ("gate_proj", "up_proj", "down_proj")
+    correction: str = "mlp.gate.e_score_correction_bias"
+    shared_up: tuple[str, ...] = ("mlp.shared_experts.gate_proj", "mlp.shared_experts.up_proj")
+    shared_down: str = "mlp.shared_experts.down_proj"
+    shared_gate: str = "mlp.shared_expert_gate"
     transposed: bool = False
+    transposed_experts: bool = False
 
 
 @dataclass(frozen=True)
@@ -95,6 +107,6 @@ class Family:
     mixer: Mapping[str, Any] = field(default_factory=dict)
     mlp: Mapping[str, Any] = field(default_factory=dict)
     norms: Mapping[str, Any] = field(default_factory=dict)
-    read_layer: Callable[[ConfigFile, LayerSpec, int], LayerSpec] | None = None
+    read_layer: ReadLayer | None = None
     read_model: Callable[[ConfigFile, ModelSpec], ModelSpec] | None = None
     overflows_float16: bool = False

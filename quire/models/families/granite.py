@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from quire.models.config_file import ConfigFile
 from quire.models.families.family import Family, ModuleNames
+from quire.models.families.layers import in_turn
+from quire.models.families.mixtures import experts_in_place_of_mlps
 from quire.models.layer_spec import LayerSpec, with_parts
 
 if TYPE_CHECKING:
@@ -46,8 +48,22 @@ def _hyperclova_model(fields: ConfigFile, spec: ModelSpec) -> ModelSpec:
     return replace(granite_model(fields, spec), logit_scale=scale, family=family)
 
 
+_MIXTURE: dict[str, Any] = {
+    "defaults": {"num_experts": 8, "num_experts_per_tok": 2},
+    "names": {"shared_expert_intermediate_size": "shared_intermediate_size"},
+    "modules": ModuleNames(
+        router="block_sparse_moe.router",
+        experts="block_sparse_moe.experts",
+        shared_up=("shared_mlp.input_linear",),
+        shared_down="shared_mlp.output_linear",
+    ),
+    "read_layer": in_turn(granite_layer, experts_in_place_of_mlps(renormalise=True)),
+    "read_model": granite_model,
+}
 FAMILIES: dict[str, Family] = {
     "GraniteForCausalLM": Family(read_layer=granite_layer, read_model=granite_model),
+    "GraniteMoeForCausalLM": Family(**_MIXTURE, only={"shared_intermediate_size": ()}),
+    "GraniteMoeSharedForCausalLM": Family(**_MIXTURE),
     "HyperCLOVAXForCausalLM": Family(
         modules=ModuleNames(norms=_PERI), read_layer=_hyperclova_layer, read_model=_hyperclova_model
     ),

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 from quire.models.config_file import ConfigFile
 from quire.models.families.family import Family, ModuleNames
+from quire.models.families.layers import in_turn
+from quire.models.families.mixtures import experts_in_place_of_mlps
 from quire.models.layer_spec import LayerSpec, QKNormSpec, with_parts
 from quire.models.rope_spec import DynamicScaling
 
@@ -24,11 +27,22 @@ def with_grown_base(fields: ConfigFile, layer: LayerSpec, number: int) -> LayerS
     return with_parts(layer, mixer={"rope": grown})
 
 
+_DENSE: dict[str, Any] = {
+    "modules": ModuleNames(query_norm="self_attn.query_layernorm", key_norm="self_attn.key_layernorm"),
+    "mixer": {"qk_norm": QKNormSpec(behind_rope=True)},
+}
 FAMILIES: dict[str, Family] = {
-    "HunYuanDenseV1ForCausalLM": Family(
-        modules=ModuleNames(query_norm="self_attn.query_layernorm", key_norm="self_attn.key_layernorm"),
-        mixer={"qk_norm": QKNormSpec(behind_rope=True)},
-        defaults={"rms_norm_eps": 1e-5},
-        read_layer=with_grown_base,
+    "HunYuanDenseV1ForCausalLM": Family(**_DENSE, defaults={"rms_norm_eps": 1e-5}, read_layer=with_grown_base),
+    "HunYuanMoEV1ForCausalLM": Family(
+        modules=replace(
+            _DENSE["modules"],
+            router="mlp.gate.wg",
+            shared_up=("mlp.shared_mlp.gate_proj", "mlp.shared_mlp.up_proj"),
+            shared_down="mlp.shared_mlp.down_proj",
+        ),
+        mixer=_DENSE["mixer"],
+        names={"num_experts_per_tok": "moe_topk", "moe_intermediate_size": "intermediate_size"},
+        defaults={"rms_norm_eps": 1e-5, "num_experts": 1, "num_experts_per_tok": 1, "num_shared_experts": 1},
+        read_layer=in_turn(with_grown_base, experts_in_place_of_mlps(renormalise=True)),
     ),
 }

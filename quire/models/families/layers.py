@@ -8,9 +8,9 @@ from __future__ import annotations
 from dataclasses import replace
 
 from quire.models.config_file import ConfigFile
-from quire.models.families.family import Family
+from quire.models.families.family import Family, ReadLayer
 from quire.models.kv_cache_groups import read_window, read_windowed_layers
-from quire.models.layer_spec import AttentionSpec, LayerSpec, MixtureSpec, MlpSpec, NormSpec, with_parts
+from quire.models.layer_spec import AttentionSpec, LayerSpec, MlpSpec, NormSpec, with_parts
 from quire.models.rope_spec import read_local_rope, read_rope
 
 
@@ -40,23 +40,15 @@ def interleaved(fields: ConfigFile, layer: LayerSpec, number: int) -> LayerSpec:
     return layer if rope is None else with_parts(layer, mixer={"rope": replace(rope, interleaved=True)})
 
 
-def mixture_or_mlp(fields: ConfigFile, layer: LayerSpec, number: int) -> LayerSpec:
-    """Return the layer with experts, unless config.json gives layer `number` an MLP."""
-    layers, step = fields.count("num_hidden_layers"), fields.count("decoder_sparse_step", 1)
-    if number in fields.layer_numbers("mlp_only_layers", layers) or (number + 1) % step:
+def in_turn(*readers: ReadLayer) -> ReadLayer:
+    """Return a reader that changes a layer by each of these, one after the other."""
+
+    def read(fields: ConfigFile, layer: LayerSpec, number: int) -> LayerSpec:
+        for reader in readers:
+            layer = reader(fields, layer, number)
         return layer
-    return replace(layer, mlp=read_mixture(fields, layer.mixer.outputs))
 
-
-def read_mixture(fields: ConfigFile, hidden: int) -> MixtureSpec:
-    """Return the experts of a layer that has them; `hidden` is the width of the residual stream."""
-    key = "num_experts" if fields.get("num_local_experts") is None else "num_local_experts"
-    chosen, width = fields.count("num_experts_per_tok"), fields.count("intermediate_size")
-    width = fields.count("moe_intermediate_size", width)
-    mixture = MixtureSpec(hidden, width, fields.count(key), chosen, fields.flag("norm_topk_prob"))
-    if chosen > mixture.count:
-        raise fields.wrong("num_experts_per_tok", f"must be at most {key} ({mixture.count})")
-    return mixture
+    return read
 
 
 def _attention(fields: ConfigFile, family: Family) -> AttentionSpec:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from quire.models.config_file import ConfigFile
 from quire.models.families.family import Family, ModuleNames
-from quire.models.families.layers import mixture_or_mlp
+from quire.models.families.mixtures import experts_in_place_of_mlps
 from quire.models.layer_spec import LayerSpec, with_parts
 
 
@@ -32,7 +32,7 @@ FAMILIES: dict[str, Family] = {
             "rope_theta": 1e6,
             "max_position_embeddings": 131072,
         },
-        read_layer=mixture_or_mlp,
+        read_layer=experts_in_place_of_mlps(),
     ),
 }
 

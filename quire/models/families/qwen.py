@@ -2,13 +2,29 @@
 
 from __future__ import annotations
 
-from quire.models.families.family import Family
-from quire.models.families.layers import mixture_or_mlp
+from quire.models.families.family import Family, ModuleNames
+from quire.models.families.mixtures import experts_in_place_of_mlps
 from quire.models.layer_spec import QKNormSpec
 
 _QWEN = {"use_sliding_window": False, "max_window_layers": 28, "max_position_embeddings": 32768}
 FAMILIES: dict[str, Family] = {
     "Qwen2ForCausalLM": Family(windows="from", mixer={"qkv_bias": True}, defaults=_QWEN),
+    "Qwen2MoeForCausalLM": Family(
+        windows="none",
+        mixer={"qkv_bias": True},
+        modules=ModuleNames(
+            shared_up=("mlp.shared_expert.gate_proj", "mlp.shared_expert.up_proj"),
+            shared_down="mlp.shared_expert.down_proj",
+        ),
+        defaults=_QWEN
+        | {
+            "num_experts": 60,
+            "num_experts_per_tok": 4,
+            "moe_intermediate_size": 1408,
+            "shared_expert_intermediate_size": 5632,
+        },
+        read_layer=experts_in_place_of_mlps(gated=True),
+    ),
     "Qwen3ForCausalLM": Family(windows="from", mixer={"qk_norm": QKNormSpec()}, defaults=_QWEN | {"head_dim": 128}),
     "Qwen3MoeForCausalLM": Family(
         windows="all",
@@ -20,6 +36,6 @@ FAMILIES: dict[str, Family] = {
             "use_sliding_window": False,
             "max_position_embeddings": 32768,
         },
-        read_layer=mixture_or_mlp,
+        read_layer=experts_in_place_of_mlps(),
     ),
 }

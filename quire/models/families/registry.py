@@ -18,8 +18,10 @@ from quire.models.families import (
     hunyuan,
     llama,
     ministral,
+    moe,
     olmo,
     phi,
+    phimoe,
     plain,
     qwen,
 )
@@ -29,6 +31,7 @@ _GROUPS = (
     llama,
     qwen,
     phi,
+    phimoe,
     gemma,
     gpt2,
     granite,
@@ -41,9 +44,12 @@ _GROUPS = (
     helium,
     hunyuan,
     ministral,
+    moe,
     olmo,
 )
 FAMILIES: dict[str, Family] = {name: family for group in _GROUPS for name, family in group.FAMILIES.items()}
+ALIASES = {"PhiMoEForCausalLM": "PhimoeForCausalLM", "LLaMAForCausalLM": "LlamaForCausalLM"}
+"""Other names of architectures, as older checkpoints have them."""
 HEADS: dict[str, Family] = llama.HEADS
 """Draft heads by their architectures; their layers are Llama's."""
 

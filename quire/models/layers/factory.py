@@ -18,14 +18,22 @@ from quire.compute.collectives.delta import Delta
 from quire.compute.collectives.engine_group import EngineGroup
 from quire.compute.kernels.reference.attention_inputs import NormRopeForm
 from quire.compute.mesh import Mesh, Span
-from quire.models.layer_spec import GateSpec, NormSpec, QKNormSpec
+from quire.models.layer_spec import GateSpec, MixtureSpec, NormSpec, QKNormSpec, SharedExpert
 from quire.models.layers.adapted import AdaptedExperts, AdaptedLinear, SeparatelyAdaptedExperts
 from quire.models.layers.attention import Attention, Heads, OutputGate
 from quire.models.layers.divided import ExpertsOfEngines, GatheredLogits, SummedOverRanks, VocabularyEmbedding
 from quire.models.layers.embedding import ChangedLogits, Embedding, TiedHead
 from quire.models.layers.layer import Layer
 from quire.models.layers.linear import Linear, Projection
-from quire.models.layers.mlp import GATED, MLP, PLAIN, XIELU, Experts, MixtureOfExperts, Routing
+from quire.models.layers.mixture import (
+    BesideSharedExpert,
+    CorrectionBias,
+    MixtureNames,
+    MixtureOfExperts,
+    Router,
+    WeightedInput,
+)
+from quire.models.layers.mlp import GATED, MLP, PLAIN, XIELU, Experts
 from quire.models.layers.norm import RMS, LayerNorm, RMSNorm
 from quire.models.layers.qk_norm import QKNorm
 from quire.models.lora.updates import LowRankUpdates
@@ -34,7 +42,6 @@ from quire.models.quantization.formats import Quantization
 from quire.models.quantization.registry import embedding_scheme_of, scheme_of
 from quire.models.quantization.scheme import (
     EmbeddingShape,
-    ExpertNames,
     ExpertsShape,
     LinearPart,
     LinearShape,
@@ -135,10 +142,17 @@ class LayerFactory:
         return self._column_parallel(names, parts, columns, bias, gated=GATED[activation] == "silu_and_mul")
 
     def row_parallel(
-        self, name: str, rows: int, columns: Outputs | int, bias: bool, transposed: bool = False
+        self,
+        name: str,
+        rows: int,
+        columns: Outputs | int,
+        bias: bool,
+        transposed: bool = False,
+        *,
+        is_summed: bool = True,
     ) -> Callable[[Tensor], Delta]:
         """Build a projection back into the stream; its inputs are divided over ranks, and its outputs are summed over
-        them.
+        them, unless the reader sums them (not `is_summed`).
         """
         units, width = columns if isinstance(columns, Outputs) else Outputs(columns)
         whole = LinearShape((name,), (rows,), units * width, transposed)
@@ -147,7 +161,8 @@ class LayerFactory:
         span = _times(self._mesh.part(units), width)
         own = LinearShape((name,), (rows,), span.count, transposed)
         cuts = {name: Cut(whole.columns, (span,))}
-        return self._summed(self._adapted(own, bias, LinearPart(whole, cuts, adds_bias=self._mesh.tp_rank == 0)))
+        part = self._adapted(own, bias, LinearPart(whole, cuts, adds_bias=self._mesh.tp_rank == 0))
+        return self._summed(part) if is_summed else part.pending
 
     def stream_norm(self, name: str, width: int, kind: NormSpec, form: RowForm | None = None) -> RMSNorm | LayerNorm:
         """Build a norm of the stream, for a layer that takes rows of this form in addition to dense ones."""
@@ -239,34 +254,50 @@ class LayerFactory:
             return MLP(up, down, own, activation, self.options, self.remember(XIELU(name, self.options)))
         return MLP(up, down, own, PLAIN[activation], self.options)
 
-    def experts(
-        self, router_name: str, name: str, names: ExpertNames, routing: Routing, hidden: int, width: int
-    ) -> MixtureOfExperts:
-        """Build experts, which are silu-gated MLPs `width` wide, and their router. A rank has some experts, or a part
-        of each.
-        """
-        routed = LinearShape((router_name,), (routing.count,), hidden)
-        router = self._adapted(routed, bias=False)  # small, so every rank has all of it
-        whole = ExpertsShape(name, names, routing.count, hidden, width)
-        scheme = self._scheme(*whole.modules)
-        if self._engines is not None:
-            own = self._mesh.own_experts(whole.count)
-            part = self._own_experts(whole, own, scheme)
-            divided = ExpertsOfEngines(part, own, whole, routing.chosen, self.options, self._engines)
-            return MixtureOfExperts(router, divided, routing, self.options)
-        if self._mesh.tp == 1:
-            return MixtureOfExperts(router, self._adapted_experts(whole, scheme), routing, self.options)
-        if self._mesh.ep == 1:
-            return MixtureOfExperts(router, self._summed(self._part_of_experts(whole, scheme)), routing, self.options)
-        own = self._mesh.own_experts(whole.count)
-        summed = self._summed(self._own_experts(whole, own, scheme))
-        return MixtureOfExperts(router, summed, routing, self.options, own)
+    def experts(self, spec: MixtureSpec, names: MixtureNames) -> MixtureOfExperts:
+        """Build experts, which are silu-gated MLPs, and their router. A rank has some experts, or a part of each."""
+        routing = spec.routing
+        product = self._adapted(LinearShape((names.router,), (spec.count,), spec.hidden), routing.bias)
+        correction = CorrectionBias(names.correction, spec.count, self.options) if routing.correction else None
+        self.layers += () if correction is None else (correction,)
+        whole = ExpertsShape(names.experts, names.expert, spec.count, spec.hidden, spec.width)
+        chosen_here = self._mesh.own_experts(spec.count) if self._mesh.ep > 1 and self._engines is None else None
+        router = Router(product, routing, self.options, correction, chosen_here)  # small, so every rank has all of it
+        experts = self._divided_experts(whole, routing.chosen)
+        if routing.on_input:
+            experts = WeightedInput(experts)
+        if spec.shared is not None:
+            experts = self._beside_shared(experts, spec.shared, names)
+        is_whole = self._mesh.tp == 1 or self._engines is not None
+        return MixtureOfExperts(router, experts if is_whole else self._summed(experts))
 
     def remember(self, layer: L) -> L:
         """Remember a layer with weights, and return what the model uses in its place."""
         self.layers.append(layer)
         used: L = layer if self._stand_in is None else self._stand_in(layer)
         return used
+
+    def _divided_experts(self, whole: ExpertsShape, chosen: int) -> Callable[..., Tensor]:
+        scheme = self._scheme(*whole.modules)
+        if self._mesh.ep == 1:
+            is_whole = self._mesh.tp == 1
+            return self._adapted_experts(whole, scheme) if is_whole else self._part_of_experts(whole, scheme)
+        own = self._mesh.own_experts(whole.count)
+        experts = self._own_experts(whole, own, scheme)
+        if self._engines is None:
+            return experts
+        return ExpertsOfEngines(experts, own, whole, chosen, self.options, self._engines)
+
+    def _beside_shared(
+        self, experts: Callable[..., Tensor], spec: SharedExpert, names: MixtureNames
+    ) -> BesideSharedExpert:
+        """Build the expert of all tokens; a sum over ranks that is made of the others has its own in it."""
+        mlp, is_summed = spec.mlp, self._engines is not None
+        up = self.gate_up(names.shared_up, mlp.width, mlp.hidden, mlp.bias, mlp.activation)
+        down = self.row_parallel(names.shared_down, mlp.hidden, mlp.width, mlp.bias, is_summed=is_summed)
+        gate = self._adapted(LinearShape((names.shared_gate,), (1,), mlp.hidden), bias=False) if spec.gated else None
+        shared = self.gated_mlp(up, down, mlp.width, mlp.activation)
+        return BesideSharedExpert(experts, shared, gate, spec.factor, self.options)
 
     def _adapted_experts(
         self, shape: ExpertsShape, scheme: WeightScheme, whole: ExpertsShape | None = None, cut: Cut | None = None

@@ -1,9 +1,8 @@
-"""Feed-forward layers, with and without a gate."""
+"""Feed-forward layers, with and without a gate, and the experts of a mixture."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 
 import torch
 import torch.nn.functional as F
@@ -12,9 +11,8 @@ from torch import Tensor
 from quire.compute.collectives.delta import Delta
 from quire.compute.kernels.dispatch import kernel
 from quire.compute.kernels.reference.quantized_rows import Rows
-from quire.compute.mesh import Span
 from quire.models.layers.linear import Projection
-from quire.models.quantization.scheme import AdaptableExperts, ExpertsShape, RowForm, SeparateExperts, WeightScheme
+from quire.models.quantization.scheme import AdaptableExperts, ExpertsShape, SeparateExperts, WeightScheme
 from quire.models.weights.checkpoint import Checkpoint, WeightSpec
 from quire.models.weights.shards import Cut, Shards
 from quire.models.weights.tensor_options import TensorOptions
@@ -101,15 +99,6 @@ class XIELU:
         self._xielu(x, self._parameters, out)
 
 
-@dataclass(frozen=True)
-class Routing:
-    """How tokens go to experts: each token to `chosen` of `count`; `renormalise` scales their weights to the sum 1."""
-
-    count: int
-    chosen: int
-    renormalise: bool
-
-
 class Experts:
     """The gated MLPs of one layer's experts, in whatever form the scheme keeps their weights.
 
@@ -156,41 +145,3 @@ class Experts:
             numbers, weights: [tokens, chosen], each token's experts and their weights.
         """
         return self._weights.multiply(x, numbers, weights)
-
-
-class MixtureOfExperts:
-    """Sends each token to a few experts, and sums their outputs by the router's weights.
-
-    Args:
-        router: [tokens, hidden] → [tokens, experts].
-        experts: Called like `Experts.__call__`.
-        routing: How tokens go to experts.
-        options: The device.
-        own: The experts that this rank computes; None: all.
-
-    Attributes:
-        row_form: None: router and experts take dense rows.
-    """
-
-    row_form: RowForm | None = None
-
-    def __init__(
-        self,
-        router: Projection,
-        experts: Callable[..., Delta],
-        routing: Routing,
-        options: TensorOptions,
-        own: Span | None = None,
-    ) -> None:
-        self._router = router
-        self._experts = experts
-        self._routing = routing
-        self._own = (0, None) if own is None else (own.start, own.count)
-        self._route = kernel("route", options.device.type)
-
-    def __call__(self, x: Rows) -> Delta:
-        """Compute the mixture: [tokens, hidden] → [tokens, hidden]."""
-        assert isinstance(x, Tensor)
-        chosen, renormalise = self._routing.chosen, self._routing.renormalise
-        weights, numbers = self._route(self._router(x), chosen, renormalise, *self._own)
-        return self._experts(x, numbers, weights)

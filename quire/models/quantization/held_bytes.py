@@ -18,7 +18,7 @@ from quire.models.quantization.formats import (
     GroupFormat,
     Quantization,
 )
-from quire.models.weights.safetensors_files import located_tensors, text_name
+from quire.models.weights.safetensors_files import is_of_layer, located_tensors, text_name
 
 _SCALE_BYTES = 4
 _BITS = {"F64": 64, "F32": 32, "F16": 16, "BF16": 16, "I64": 64, "I32": 32, "I16": 16}
@@ -50,7 +50,7 @@ class HeldWeights:
     fixed: int
 
 
-def held_in(directory: Path, quantization: Quantization, tied: bool) -> HeldWeights | None:
+def held_in(directory: Path, quantization: Quantization, tied: bool, left_out: range) -> HeldWeights | None:
     """What the weights of a directory's checkpoint take; None if it has no files, or `held_weights` cannot tell.
 
     A GGUF model's description says it, for a processor, which keeps types as they are.
@@ -59,21 +59,24 @@ def held_in(directory: Path, quantization: Quantization, tied: bool) -> HeldWeig
     if isinstance(form, GgufFormat):
         return HeldWeights(form.dense, form.packed)
     files = sorted(directory.glob("*.safetensors"))
-    return held_weights(files, quantization, tied) if files else None
+    return held_weights(files, quantization, tied, left_out) if files else None
 
 
-def held_weights(files: Sequence[Path], quantization: Quantization, tied: bool) -> HeldWeights | None:
+def held_weights(
+    files: Sequence[Path], quantization: Quantization, tied: bool, left_out: range = range(0)
+) -> HeldWeights | None:
     """What the weights of safetensors files take; None if these cannot be read, which reading the weights reports.
 
     Args:
         files: The checkpoint's files.
         quantization: Which modules have which format.
         tied: Whether the head is the embedding, so that a head of its own is not kept.
+        left_out: The numbers of layers that no model reads.
     """
     dense = fixed = 0
     try:
         for stored, tensor in located_tensors(files):
-            if (name := text_name(stored)) is None:
+            if (name := text_name(stored)) is None or is_of_layer(name, left_out):
                 continue
             dtype, shape = tensor.dtype, tensor.shape
             module, _, kind = name.rpartition(".")

@@ -25,8 +25,9 @@ _TEXT = re.compile(r"^(?:model\.)?(?:language_model|text_model)\.(?:model\.)?")
 _HEAD = re.compile(r"^(?:model\.)?(?:language_model|text_model)\.(lm_head(?:\..+)?)$")
 _OTHERS = re.compile(
     r"^(?:model\.)?(?:vision_tower|vision_model|visual|audio_tower|multi_modal_projector|multimodal_projector|mm_projector"
-    r"|connector|image_newline)(?:\.|$)"
+    r"|connector|image_newline|mtp(?:_\w+)?)(?:\.|$)"
 )
+_LAYER = re.compile(r"^model\.layers\.(\d+)\.")
 HEAD = "lm_head.weight"
 EMBEDDINGS = ("model.embed_tokens.weight", "embed_tokens.weight", "transformer.wte.weight", "wte.weight")
 _MODULE = "lm_head."
@@ -110,6 +111,11 @@ def text_name(name: str) -> str | None:
     if found := _TEXT.match(name):
         return f"model.{name[found.end() :]}"
     return None if _OTHERS.match(name) else name
+
+
+def is_of_layer(name: str, layers: range) -> bool:
+    """Whether a text model's tensor is of one of these layers."""
+    return bool(layers) and (found := _LAYER.match(name)) is not None and int(found[1]) in layers
 
 
 def has_own_head(directory: Path) -> bool:

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 
 from quire.errors import CheckpointError
 from quire.models.weights.checkpoint import Checkpoint, StoredTensor, WrappedCheckpoint
-from quire.models.weights.safetensors_files import HEAD, text_name
+from quire.models.weights.safetensors_files import HEAD, is_of_layer, text_name
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -19,20 +19,44 @@ _BARE = {"embed_tokens.weight": "model.", "wte.weight": "transformer."}
 """By a name that a bare decoder's checkpoint has, the prefix that its names lack."""
 _EMBEDDING, _GPT2_EMBEDDING = (prefix + bare for bare, prefix in _BARE.items())
 _STACKED = re.compile(r"^(.+\.experts\.)(gate_up|down)_proj(?:_(blocks|scales))?$")
-_SINGLE = re.compile(r"^(.+\.experts\.)(\d+)\.(gate|up|down)_proj\.(weight|blocks|scales)$")
 _PARTS = {"gate_up": ("gate", "up"), "down": ("down",)}
+_ALL_PARTS = ("gate", "up", "down")
 _DIMENSIONS = {"weight": 3, "blocks": 4, "scales": 3}
+_RENAMED = (
+    (re.compile(r"\.block_sparse_moe\.input_linear\.weight$"), ".block_sparse_moe.experts.gate_up_proj"),
+    (re.compile(r"\.block_sparse_moe\.output_linear\.weight$"), ".block_sparse_moe.experts.down_proj"),
+    (re.compile(r"\.block_sparse_moe\.router\.layer\.weight$"), ".block_sparse_moe.router.weight"),
+)
+"""Names of published checkpoints, and transformers' present ones."""
 FUSION = "fc"
 """The product that makes one state of a model's streams. It is computed with the model, all else with the head."""
 _NOT_READ = ("t2d",)
 """A mask of the tokens that d2t names, which is checked."""
 
 
-def with_standard_names(checkpoint: Checkpoint, *, tied: bool = False) -> Checkpoint:
-    """Return the checkpoint under the names that models use, whichever of the published customs its files follow. If
-    weights are `tied`, the head is the embedding, of which the files may have either."""
+def with_standard_names(
+    checkpoint: Checkpoint,
+    *,
+    tied: bool = False,
+    left_out: range = range(0),
+    expert: tuple[str, str, str] = ("gate_proj", "up_proj", "down_proj"),
+    transposed_experts: bool = False,
+) -> Checkpoint:
+    """The checkpoint under the names that models use, whichever of the published customs its files follow.
+
+    Args:
+        checkpoint: The files.
+        tied: The model's head is its embedding, of which the files may have either.
+        left_out: The numbers of layers that no model reads.
+        expert: The model's names of gate, up and down of one expert.
+        transposed_experts: Whether experts that are stacked are stored as [in, out].
+    """
     names = checkpoint.contents()
-    texts = {text: name for name in names if (text := text_name(name)) is not None}
+    texts = {
+        _renamed(text): name
+        for name in names
+        if (text := text_name(name)) is not None and not is_of_layer(text, left_out)
+    }
     if any(text != name for text, name in texts.items()) or len(texts) < len(names):
         checkpoint = Renamed(checkpoint, texts)
         names = checkpoint.contents()
@@ -44,7 +68,13 @@ def with_standard_names(checkpoint: Checkpoint, *, tied: bool = False) -> Checkp
     embedding = _GPT2_EMBEDDING if any(name.startswith("transformer.") for name in names) else _EMBEDDING
     if tied and embedding not in names and HEAD in names:
         checkpoint = Renamed(checkpoint, {name: name for name in names if name != HEAD} | {embedding: HEAD})
-    return unstacked(checkpoint)
+    return unstacked(checkpoint, expert, transposed=transposed_experts)
+
+
+def _renamed(name: str) -> str:
+    for old, new in _RENAMED:
+        name = old.sub(new, name)
+    return name
 
 
 class Renamed(WrappedCheckpoint):
@@ -62,21 +92,37 @@ class Renamed(WrappedCheckpoint):
         super().read(self._names[name], out, start)
 
 
-def unstacked(checkpoint: Checkpoint) -> Checkpoint:
-    """The checkpoint, with experts that are stacked under the names of single ones."""
+def unstacked(checkpoint: Checkpoint, expert: tuple[str, str, str], *, transposed: bool = False) -> Checkpoint:
+    """The checkpoint, with experts that are stacked under the names of single ones.
+
+    Args:
+        checkpoint: The files.
+        expert: The names of gate, up and down of one expert.
+        transposed: Whether stacks of weights are stored as [experts, in, out].
+    """
     stacks = {}
     for name, stored in checkpoint.contents().items():
         found = _STACKED.match(name)
         if found is not None and len(stored.shape) == _DIMENSIONS[found[3] or "weight"]:
             stacks[name] = stored
-    return UnstackedExperts(checkpoint, stacks) if stacks else checkpoint
+    return UnstackedExperts(checkpoint, stacks, expert, transposed=transposed) if stacks else checkpoint
+
+
+class _Single(NamedTuple):
+    """Where a tensor of one expert is: in which stack, the expert's number, gate, up or down, and the kind."""
+
+    stack: str
+    number: int
+    part: str
+    kind: str
 
 
 class UnstackedExperts(WrappedCheckpoint):
     """A checkpoint whose experts are stacked, under the names of single experts; `stacks` are the stacks by name.
 
     transformers 5 stacks them as `….experts.gate_up_proj` [experts, 2 · width, hidden] and `….experts.down_proj`
-    [experts, hidden, width]. These become `….experts.{number}.gate_proj.weight` and so on.
+    [experts, hidden, width]. These become `….experts.{number}.gate_proj.weight` and so on. Llama 4's are transposed:
+    [experts, hidden, 2 · width] and [experts, width, hidden].
 
     gpt-oss stacks mxfp4 as `….experts.gate_up_proj_blocks` [experts, 2 · width, hidden / 32, 16], whose rows are gates
     and ups in turn, and `….experts.down_proj_blocks` [experts, hidden, width / 32, 16]. These become
@@ -84,44 +130,59 @@ class UnstackedExperts(WrappedCheckpoint):
     become `.scales`.
     """
 
-    def __init__(self, inner: Checkpoint, stacks: dict[str, StoredTensor]) -> None:
+    def __init__(
+        self,
+        inner: Checkpoint,
+        stacks: dict[str, StoredTensor],
+        expert: tuple[str, str, str],
+        *,
+        transposed: bool = False,
+    ) -> None:
         super().__init__(inner)
         self._stacks = stacks
+        self._transposed = transposed
+        self._singles: dict[str, _Single] = {}
+        for name, stored in stacks.items():
+            found = _STACKED.match(name)
+            assert found is not None
+            for number in range(stored.shape[0]):
+                for part in _PARTS[found[2]]:
+                    projection, kind = expert[_ALL_PARTS.index(part)], found[3] or "weight"
+                    self._singles[f"{found[1]}{number}.{projection}.{kind}"] = _Single(name, number, part, kind)
 
     def contents(self) -> dict[str, StoredTensor]:
-        contents: dict[str, StoredTensor] = {}
-        for name, stored in self._inner.contents().items():
-            found = _STACKED.match(name)
-            if found is None or name not in self._stacks:
-                contents[name] = stored
-                continue
-            count, rows, columns, *block = stored.shape
-            parts = _PARTS[found[2]]
-            shape = (rows // len(parts), columns * block[0] if block else columns)
-            for number in range(count):
-                for part in parts:
-                    single = f"{found[1]}{number}.{part}_proj.{found[3] or 'weight'}"
-                    contents[single] = StoredTensor(shape, stored.dtype)
+        contents = {name: stored for name, stored in self._inner.contents().items() if name not in self._stacks}
+        for name, single in self._singles.items():
+            stored = self._stacks[single.stack]
+            rows, columns, *block = stored.shape[1:]
+            if self._transposed and single.kind == "weight":
+                rows, columns = columns, rows
+            shape = (rows if single.part == "down" else rows // 2, columns * block[0] if block else columns)
+            contents[name] = StoredTensor(shape, stored.dtype)
         return contents
 
     def read(self, name: str, out: Tensor, start: Sequence[int] | None = None) -> None:
-        single = _SINGLE.match(name)
+        single = self._singles.get(name)
         if single is None:
             self._inner.read(name, out, start)
             return
-        layer, number, part, kind = single.groups()
-        stack = f"{layer}{'down' if part == 'down' else 'gate_up'}_proj{'' if kind == 'weight' else f'_{kind}'}"
+        stack, number, part, kind = single
         shape = self._stacks[stack].shape
         row, column = start or (0, 0)
         if kind == "weight":  # all gates, then all ups
-            first = shape[1] // 2 if part == "up" else 0
-            self._inner.read(stack, out.unsqueeze(0), (int(number), first + row, column))
+            row += shape[2 if self._transposed else 1] // 2 if part == "up" else 0
+            if self._transposed:
+                columns = out.new_empty((1, *out.shape[::-1]))
+                self._inner.read(stack, columns, (number, column, row))
+                out.copy_(columns[0].T)
+            else:
+                self._inner.read(stack, out.unsqueeze(0), (number, row, column))
             return
-        (rows, columns), block = out.shape, shape[3:]
+        (rows, columns_), block = out.shape, shape[3:]
         each = block[0] if block else 1
         ways = 1 if part == "down" else 2
-        whole = out.new_empty((1, ways * rows, columns // each, *block))
-        self._inner.read(stack, whole, (int(number), ways * row, column // each, *(0 for _ in block)))
+        whole = out.new_empty((1, ways * rows, columns_ // each, *block))
+        self._inner.read(stack, whole, (number, ways * row, column // each, *(0 for _ in block)))
         out.copy_(whole[0, int(part == "up") :: ways].flatten(1))
 
 

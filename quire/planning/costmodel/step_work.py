@@ -39,15 +39,16 @@ class UsedWeights:
     def __init__(self, spec: ModelSpec) -> None:
         self.head = -(-spec.vocab_size // spec.tp) * spec.hidden
         experts, looked_up = spec.mixture, 0 if spec.tie_embeddings else self.head
-        self._count, self._chosen = (experts.count, experts.chosen) if experts else (1, 0)
+        own, self._engines = (experts.own, experts.engines) if experts else (1, 1)
+        self._own, self._share = own, experts.chosen / experts.count if experts else 0.0
         self._each = experts.expert_weights * spec.layers_with_experts if experts else 0  # over all layers
         self._spec, self._looked_up = spec, looked_up
-        self._always = spec.num_parameters - self._count * self._each - looked_up
+        self._always = spec.num_parameters - own * self._each - looked_up
 
     @property
-    def per_token(self) -> int:
+    def per_token(self) -> float:
         """How many weights each token is multiplied with."""
-        return self._always + self._chosen * self._each
+        return self._always + self.experts_per_token
 
     @property
     def dense_per_token(self) -> int:
@@ -55,9 +56,12 @@ class UsedWeights:
         return self._always - self.head
 
     @property
-    def experts_per_token(self) -> int:
-        """How many weights of experts each token is multiplied with."""
-        return self._chosen * self._each
+    def experts_per_token(self) -> float:
+        """How many weights of experts each token is multiplied with on average.
+
+        On a rank with some of the experts, tokens of all engines go to these. Engines have equally many.
+        """
+        return self._engines * self._own * self._share * self._each
 
     def mean_bytes(self, dtype: str) -> float:
         """The mean bytes of a weight, without weights that are only looked up: these are never quantized."""
@@ -65,9 +69,10 @@ class UsedWeights:
         return (spec.weight_bytes(dtype) - looked_up * DTYPE_BYTES[dtype]) / (spec.num_parameters - looked_up)
 
     def read(self, tokens: int) -> float:
-        """How many weights are read on average for so many tokens. All experts of a layer are equally probable, so a
-        token does not use a given expert with probability 1 - chosen / count."""
-        touched = self._count * (1 - (1 - self._chosen / self._count) ** tokens)
+        """How many weights are read on average for so many tokens of this engine. All experts of a layer are equally
+        probable, so a token does not use a given expert with probability 1 - chosen / count.
+        """
+        touched = self._own * (1 - (1 - self._share) ** (tokens * self._engines))
         return self._always + touched * self._each
 
 

@@ -27,7 +27,7 @@ from quire.models.weights.float16_range import refusing_overflow
 from quire.models.weights.gguf import GgufCheckpoint, find_gguf_files
 from quire.models.weights.progress import ReadingProgress
 from quire.models.weights.safetensors import DTYPES, SafetensorsCheckpoint
-from quire.models.weights.safetensors_files import text_name
+from quire.models.weights.safetensors_files import is_of_layer, text_name
 from quire.models.weights.standard_names import head_part, with_standard_names
 from quire.models.weights.tensor_options import TensorOptions
 
@@ -123,16 +123,34 @@ def _open(config: Config, spec: ModelSpec, specs: list[WeightSpec], *, fusion: b
     if spec.head is not None:
         return head_part(SafetensorsCheckpoint(directory), fusion)
     files = SafetensorsCheckpoint(directory)
-    _log_other_parts(files)
-    return with_standard_names(files, tied=spec.tie_embeddings)
+    _log_other_parts(files, spec.mtp_layers)
+    modules = spec.family.modules
+    return with_standard_names(
+        files,
+        tied=spec.tie_embeddings,
+        left_out=spec.mtp_layers,
+        expert=modules.expert,
+        transposed_experts=modules.transposed_experts,
+    )
 
 
-def _log_other_parts(files: Checkpoint) -> None:
-    """Log which parts of a multimodal model are left out."""
-    names = [name.removeprefix("model.") for name in files.contents() if text_name(name) is None]
-    if names:
-        parts = ", ".join(sorted({name.partition(".")[0] for name in names}))
-        _log.info("weights     the text model alone is served: %s (%d tensors) left out", parts, len(names))
+def _log_other_parts(files: Checkpoint, layers: range) -> None:
+    """Log which parts of a multimodal model are left out, and which predict several tokens, as these layers do."""
+    several: dict[str, int] = {}
+    others: dict[str, int] = {}
+    for name in files.contents():
+        text = text_name(name)
+        part = name.removeprefix("model.").partition(".")[0]
+        if text is None:
+            counts = several if part.startswith("mtp") else others
+            counts[part] = counts.get(part, 0) + 1
+        elif is_of_layer(text, layers):
+            part = f"layer {text.split('.')[2]}"
+            several[part] = several.get(part, 0) + 1
+    for counts, reason in ((others, "the text model alone is served"), (several, "one token is predicted at a time")):
+        if counts:
+            parts = ", ".join(sorted(counts))
+            _log.info("weights     %s: %s (%d tensors) left out", reason, parts, sum(counts.values()))
 
 
 def left_out(checkpoint: Checkpoint, spec: ModelSpec) -> Iterator[str]:

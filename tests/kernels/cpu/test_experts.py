@@ -6,8 +6,10 @@ import pytest
 import torch
 
 from quire.compute.kernels.cpu.embedding import local_indices
-from quire.compute.kernels.cpu.experts import experts, pack_experts, route
+from quire.compute.kernels.cpu.experts import add_gated, experts, pack_experts, route
 from quire.compute.kernels.reference import experts as reference
+from quire.compute.kernels.routing import Routing
+from tests.kernels.routings import SCORED, scored
 
 TOLERANCE = {torch.float32: 1e-4, torch.bfloat16: 2e-2}
 
@@ -24,8 +26,8 @@ def normal(*shape: int, seed: int, dtype: torch.dtype) -> torch.Tensor:
 def test_route(dtype: torch.dtype, renormalise: bool, tokens: int, count: int, chosen: int) -> None:
     shuffled = torch.rand(tokens, count, generator=torch.Generator().manual_seed(0)).argsort(-1)
     logits = (shuffled / 16).to(dtype)  # no two of a token are equal, in bf16 either
-    weights, numbers = route(logits, chosen, renormalise)
-    expected, by_torch = reference.route(logits, chosen, renormalise)
+    weights, numbers = route(logits, Routing(chosen, renormalise))
+    expected, by_torch = reference.route(logits, Routing(chosen, renormalise))
     assert torch.equal(numbers, by_torch)
     assert weights.dtype == dtype
     torch.testing.assert_close(weights, expected, rtol=TOLERANCE[dtype], atol=1e-6)
@@ -34,15 +36,48 @@ def test_route(dtype: torch.dtype, renormalise: bool, tokens: int, count: int, c
 def test_of_equal_experts_the_first_are_chosen(instructions: str) -> None:
     if instructions == "none":
         pytest.skip("torch chooses others")
-    assert route(torch.zeros(2, 9), 3, renormalise=True)[1].tolist() == [[0, 1, 2]] * 2
+    assert route(torch.zeros(2, 9), Routing(3, True))[1].tolist() == [[0, 1, 2]] * 2
+
+
+@pytest.mark.parametrize("dtype", list(TOLERANCE))
+@pytest.mark.parametrize("rules", SCORED)
+@pytest.mark.parametrize("tokens", [1, 90])
+def test_route_by_other_scores(dtype: torch.dtype, rules: str, tokens: int) -> None:
+    routing, logits, correction = scored(rules, tokens)
+    weights, numbers = route(logits.to(dtype), routing, correction=correction)
+    expected, by_torch = reference.route(logits.to(dtype), routing, correction=correction)
+    assert torch.equal(numbers, by_torch)
+    torch.testing.assert_close(weights, expected, rtol=TOLERANCE[dtype], atol=1e-6)
+
+
+@pytest.mark.parametrize("rules", SCORED)
+def test_broken_logits_choose_other_experts_by_any_score(rules: str) -> None:
+    routing, logits, correction = scored(rules, 3)
+    sound = route(logits.clone(), routing, correction=correction)[0]
+    logits[1] = float("nan")
+    weights, numbers = route(logits, routing, correction=correction)
+    assert weights[1].isnan().all()
+    assert all(len(set(row)) == routing.chosen and set(row) <= set(range(12)) for row in numbers.tolist())
+    assert torch.equal(weights[::2], sound[::2])
+
+
+@pytest.mark.parametrize("dtype", list(TOLERANCE))
+@pytest.mark.parametrize("gated", [False, True])
+@pytest.mark.parametrize(("tokens", "width", "factor"), [(1, 7, 1.0), (9, 128, 0.5), (700, 130, 1.0)])
+def test_add_gated(dtype: torch.dtype, gated: bool, tokens: int, width: int, factor: float) -> None:
+    out, y = normal(tokens, width, seed=0, dtype=dtype), normal(tokens, width, seed=1, dtype=dtype)
+    gate = normal(tokens, 1, seed=2, dtype=dtype) if gated else None
+    expected = factor * (out.double() + (1 if gate is None else gate.double().sigmoid()) * y.double())
+    add_gated(out, y, gate, factor)
+    torch.testing.assert_close(out.double(), expected, rtol=TOLERANCE[dtype], atol=TOLERANCE[dtype])
 
 
 @pytest.mark.parametrize("broken", [float("nan"), float("inf")])
 def test_broken_logits_choose_experts_that_there_are_and_break_the_token_alone(broken: float) -> None:
     logits = normal(3, 8, seed=0, dtype=torch.float32)
-    sound, _ = route(logits, 4, renormalise=True)
+    sound, _ = route(logits, Routing(4, True))
     logits[1, 3] = broken
-    weights, numbers = route(logits, 4, renormalise=True)
+    weights, numbers = route(logits, Routing(4, True))
     assert weights[1].isnan().any()
     assert sorted(set(numbers[1].tolist())) == sorted(numbers[1].tolist())
     assert set(numbers[1].tolist()) <= set(range(8))
@@ -58,7 +93,7 @@ def test_experts(dtype: torch.dtype, tokens: int, count: int, chosen: int, hidde
     x = normal(tokens, hidden, seed=0, dtype=dtype)
     gate_up = normal(count, 2 * width, hidden, seed=1, dtype=dtype) / hidden**0.5
     down = normal(count, hidden, width, seed=2, dtype=dtype) / width**0.5
-    weights, numbers = reference.route(normal(tokens, count - 1, seed=3, dtype=dtype), chosen, False)
+    weights, numbers = reference.route(normal(tokens, count - 1, seed=3, dtype=dtype), Routing(chosen))
     found, expected = torch.empty_like(x), torch.empty(tokens, hidden, dtype=torch.float32)
     exact = (x.float(), gate_up.float().unbind(), down.float().unbind(), numbers, weights.float(), expected)
     reference.experts(*exact)
@@ -73,7 +108,7 @@ def test_the_experts_of_ranks_add_up_to_all(dtype: torch.dtype) -> None:
     x = normal(tokens, hidden, seed=0, dtype=dtype)
     gate_up = normal(count, 2 * width, hidden, seed=1, dtype=dtype) / hidden**0.5
     down = normal(count, hidden, width, seed=2, dtype=dtype) / width**0.5
-    weights, numbers = reference.route(normal(tokens, count - 2, seed=3, dtype=dtype), chosen, False)
+    weights, numbers = reference.route(normal(tokens, count - 2, seed=3, dtype=dtype), Routing(chosen))
     whole, total = torch.empty_like(x), torch.zeros(tokens, hidden)
     experts(x, pack_experts(gate_up), pack_experts(down), numbers, weights, whole)
     for first, end in ((0, 3), (3, 5), (5, 7)):

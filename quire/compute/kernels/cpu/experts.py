@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import get_args
 
 import torch
 from torch import Tensor
@@ -11,7 +12,10 @@ from quire.compute.kernels.cpu.embedding import local_indices
 from quire.compute.kernels.cpu.library import library, library_for
 from quire.compute.kernels.cpu.linear import PANEL, PackedWeight, linear, pack_linear, packed_shape
 from quire.compute.kernels.reference import experts as reference
+from quire.compute.kernels.routing import Routing, Scoring
 
+_SCORINGS = get_args(Scoring)
+"""The scorings by the numbers that the kernel gives them."""
 _ALIGNED = 64
 """Bytes to a multiple of which the kernel places its intermediate results."""
 Packed = Sequence[Tensor | PackedWeight] | PackedWeight
@@ -19,20 +23,34 @@ Packed = Sequence[Tensor | PackedWeight] | PackedWeight
 
 
 def route(
-    logits: Tensor, chosen: int, renormalise: bool, first: int = 0, count: int | None = None
+    logits: Tensor, routing: Routing, first: int = 0, count: int | None = None, correction: Tensor | None = None
 ) -> tuple[Tensor, Tensor]:
     """Among equally likely experts the first ones are taken."""
     if (kernels := library_for(logits)) is None:
-        return reference.route(logits, chosen, renormalise, first, count)
-    tokens, experts = logits.shape
+        return reference.route(logits, routing, first, count, correction)
+    (tokens, experts), chosen = logits.shape, routing.chosen
     weights = torch.empty((tokens, chosen), dtype=logits.dtype)
     numbers = torch.empty((tokens, chosen), dtype=torch.int64)
-    kernels("route", logits.dtype, logits, tokens, experts, chosen, renormalise, weights, numbers)
+    if routing.is_softmax:
+        kernels("route", logits.dtype, logits, tokens, experts, chosen, routing.renormalise, weights, numbers)
+    else:
+        kernels(
+            "route_by_scores", logits.dtype, logits, tokens, experts, chosen, routing.renormalise,
+            _SCORINGS.index(routing.scoring), routing.groups, routing.kept_groups, routing.of_best_two, routing.scale,
+            routing.epsilon, routing.cap or 0.0, routing.margin, correction, weights, numbers,
+        )  # fmt: skip
     if count is None:
         return weights, numbers
     own = torch.empty_like(numbers)
     local_indices(numbers.view(-1), first, count, own.view(-1))
     return weights, own
+
+
+def add_gated(out: Tensor, y: Tensor, gate: Tensor | None = None, factor: float = 1.0) -> None:
+    if (kernels := library_for(out, y, *(() if gate is None else (gate,)))) is None:
+        reference.add_gated(out, y, gate, factor)
+    else:
+        kernels("add_gated", out.dtype, out, y, gate, *out.shape, factor)
 
 
 def pack_experts(weights: Tensor) -> Packed:

@@ -52,6 +52,8 @@ SIGNATURES: dict[str, tuple[type, ...]] = {
     "gather_columns": (_P, _P, _I, _I, _P, _I),
     "reduce_rows": (_P, _P, _I, _P, _P),
     "route": (_P, _I, _I, _I, _N, _P, _P),
+    "route_by_scores": (_P, _I, _I, _I, _N, _N, _I, _I, _N, _F, _F, _F, _F, _P, _P, _P),
+    "add_gated": (_P, _P, _P, _I, _I, _F),
     "lora_shrink": (_P, _I, _I, _P, _I, _P, _I, _I, _I, _P, _P, _I, _P),
     "lora_expand": (_P, _I, _P, _I, _I, _I, _P, _I, _I, _P, _P, _I, _P, _P, _P, _P, _I),
     "experts": (_P, _I, _P, _I, _P, _I, _I, _I, _I, _N, _P, _P, _I, _P, _P),

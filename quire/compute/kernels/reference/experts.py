@@ -16,6 +16,7 @@ from torch import Tensor
 
 from quire.compute.kernels.reference.embedding import local_indices
 from quire.compute.kernels.reference.linear import CodebookWeight, GroupedWeight, ScaledWeight
+from quire.compute.kernels.routing import Routing, Scoring
 
 Coded = GroupedWeight | CodebookWeight | ScaledWeight
 _SHARED = ("table",)
@@ -108,26 +109,81 @@ def lora_of_pairs(x: Tensor, weights: StackedLowRank, pairs: AdaptedPairs, shari
 
 
 def route(
-    logits: Tensor, chosen: int, renormalise: bool, first: int = 0, count: int | None = None
+    logits: Tensor, routing: Routing, first: int = 0, count: int | None = None, correction: Tensor | None = None
 ) -> tuple[Tensor, Tensor]:
-    """Choose the likeliest experts of each token, by a softmax in fp32 (Shazeer et al. 2017; Mixtral, eq. 1).
+    """Choose each token's experts by their scores, in fp32 (Shazeer et al. 2017; Mixtral, eq. 1).
 
     Args:
         logits: [tokens, experts].
-        chosen: Experts of each token.
-        renormalise: Scale a token's weights to the sum 1, as Mixtral does.
+        routing: How tokens go to experts.
         first, count: The experts that are here: `first` to `first + count - 1`; None: all are.
+        correction: [experts] fp32, added to scores for the choice alone (Wang et al. 2024, loss-free balancing), if
+            `routing.correction`.
 
     Returns:
         [tokens, chosen] weights in the logits' dtype, and as many expert numbers, integers from 0 on among those that
         are here; `count` for others.
     """
-    weights, numbers = logits.float().softmax(-1).topk(chosen)
-    if renormalise:
-        weights = weights / weights.sum(-1, keepdim=True)
+    x = logits.float()
+    if routing.cap is not None:
+        x = routing.cap * (x / routing.cap).tanh()
+    if routing.scoring == "sparsemixer":
+        weights, numbers = _near_the_best(x, routing)
+    else:
+        scores = _SCORES[routing.scoring](x)
+        preferred = scores if correction is None else scores + correction
+        if routing.kept_groups < routing.groups:
+            preferred = _in_best_groups(preferred, routing)
+        numbers = preferred.topk(routing.chosen).indices
+        weights = scores.gather(-1, numbers)
+    if routing.renormalise:
+        weights = weights / (weights.sum(-1, keepdim=True) + routing.epsilon)
+    if routing.scale != 1.0:
+        weights = weights * routing.scale
     if count is not None:
         local_indices(numbers, first, count, numbers)
     return weights.to(logits.dtype), numbers
+
+
+_SCORES: dict[Scoring, Callable[[Tensor], Tensor]] = {
+    "softmax": lambda x: x.softmax(-1),
+    "sigmoid": torch.sigmoid,
+    "sqrtsoftplus": lambda x: F.softplus(x).sqrt(),
+}
+
+
+def _in_best_groups(scores: Tensor, routing: Routing) -> Tensor:
+    """Return the scores [tokens, experts], -inf in other groups than the best (DeepSeek-V3, section 2.1.2)."""
+    by_group = scores.reshape(len(scores), routing.groups, -1)
+    of_groups = by_group.topk(2).values.sum(-1) if routing.of_best_two else by_group.amax(-1)
+    kept = torch.zeros_like(of_groups, dtype=torch.bool).scatter_(-1, of_groups.topk(routing.kept_groups).indices, True)
+    return by_group.masked_fill(~kept.unsqueeze(-1), float("-inf")).flatten(-2)
+
+
+def _near_the_best(x: Tensor, routing: Routing) -> tuple[Tensor, Tensor]:
+    """Return weights and numbers by `sparsemixer` (Liu et al. 2023): each best one's share among logits near its own,
+    without those chosen before.
+    """
+    left, weights, numbers = x, [], []
+    for _ in range(routing.chosen):
+        most, number = left.max(-1, keepdim=True)
+        far = (most - x) / x.abs().maximum(most) > 2 * routing.margin
+        weights.append(left.masked_fill(far, float("-inf")).softmax(-1).gather(-1, number))
+        numbers.append(number)
+        left = left.scatter(-1, number, float("-inf"))
+    return torch.cat(weights, -1), torch.cat(numbers, -1)
+
+
+def add_gated(out: Tensor, y: Tensor, gate: Tensor | None = None, factor: float = 1.0) -> None:
+    """out = factor · (out + σ(gate) · y), or factor · (out + y): the sum of experts and of an expert of all tokens.
+
+    Args:
+        out, y: [tokens, width].
+        gate: [tokens, 1] (Qwen 1.5 MoE); None: there is none.
+    """
+    out.add_(y if gate is None else gate.float().sigmoid().to(y.dtype) * y)
+    if factor != 1.0:
+        out.mul_(factor)
 
 
 def pack_experts(weights: Tensor) -> Sequence[Tensor]:

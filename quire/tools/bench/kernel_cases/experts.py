@@ -11,6 +11,7 @@ from quire.compute.kernels.dispatch import kernel
 from quire.compute.kernels.reference.experts import ExpertAdapters, StackedLowRank
 from quire.compute.kernels.reference.linear import GroupedWeight, ScaledWeight
 from quire.compute.kernels.reference.quantized_rows import LARGEST
+from quire.compute.kernels.routing import Routing
 from quire.tools.bench.kernel_cases import ITEM, Arguments, KernelCase, scaled_normal
 
 _GROUP = 32
@@ -38,7 +39,7 @@ _HALF_OF_QWEN3_30B = _Mixture(128, 8, 2_048, 768, 64)
 
 def _route(tokens: int, mixture: _Mixture) -> KernelCase:
     def make(device: torch.device) -> Arguments:
-        return (_logits(tokens, mixture, device), mixture.chosen, True, *_here(mixture)), {}
+        return (_logits(tokens, mixture, device), Routing(mixture.chosen, True), *_here(mixture)), {}
 
     moved = tokens * (mixture.experts * ITEM + mixture.chosen * (ITEM + 4))
     return KernelCase("route", f"{tokens} tokens to {mixture.chosen} of {mixture.name}", make, moved)
@@ -153,7 +154,7 @@ def _coded(experts: int, rows: int, columns: int, bits: int, device: torch.devic
 def _routed(tokens: int, mixture: _Mixture, device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
     """The experts of each token, and their weights."""
     logits = _logits(tokens, mixture, device)
-    weights, numbers = kernel("route", device.type)(logits, mixture.chosen, True, *_here(mixture))
+    weights, numbers = kernel("route", device.type)(logits, Routing(mixture.chosen, True), *_here(mixture))
     return numbers, weights
 
 

@@ -10,12 +10,15 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from quire.compute.kernels.dispatch import kernel
+from quire.compute.kernels.reference.experts import add_gated as reference_add_gated
 from quire.compute.kernels.reference.experts import route as reference_route
+from quire.compute.kernels.routing import Routing
 from quire.compute.kernels.triton.experts.expert_gemms import ExpertConfigs
 from quire.compute.kernels.triton.experts.experts import IN_FP32, experts_with_configs, measured_configs, tuned_config
-from quire.compute.kernels.triton.experts.routing import group_by_expert, route
+from quire.compute.kernels.triton.experts.routing import add_gated, group_by_expert, route
 from quire.compute.kernels.triton.linear.gemm import GemmConfig
 from quire.compute.kernels.triton.linear.gemv import GemvConfig
+from tests.kernels.routings import SCORED, scored
 
 WAYS: tuple[ExpertConfigs, ...] = (
     (GemvConfig(16, 64, 2), GemvConfig(32, 32, 1)),
@@ -37,7 +40,7 @@ def mixture(
     gate_up = torch.randn(experts, 2 * width, hidden) / hidden**0.5
     down = torch.randn(experts, hidden, width) / width**0.5
     logits = torch.randn(tokens, experts) + 2 * torch.randn(experts)
-    weights, numbers = reference_route(logits, chosen, True)
+    weights, numbers = reference_route(logits, Routing(chosen, True))
     x, gate_up, down, weights = (tensor.to(device, dtype) for tensor in (x, gate_up, down, weights))
     return x, gate_up, down, numbers.to(device, torch.int32), weights
 
@@ -65,28 +68,61 @@ def close(found: Tensor, expected: Tensor) -> None:
 @pytest.mark.parametrize(("tokens", "experts", "chosen"), [(1, 8, 2), (3, 128, 8), (17, 6, 6), (5, 1, 1), (0, 8, 2)])
 def test_route(tokens: int, experts: int, chosen: int, renormalise: bool, dtype: torch.dtype, device: str) -> None:
     logits = torch.rand(tokens, experts).argsort().to(device, dtype) / 17 - 2  # all of a row different, also in bf16
-    weights, numbers = route(logits, chosen, renormalise)
-    expected_weights, expected_numbers = reference_route(logits, chosen, renormalise)
+    weights, numbers = route(logits, Routing(chosen, renormalise))
+    expected_weights, expected_numbers = reference_route(logits, Routing(chosen, renormalise))
     assert torch.equal(numbers.long(), expected_numbers)
     near = 1e-6 if dtype == torch.float32 else 1e-2
     torch.testing.assert_close(weights, expected_weights, rtol=near, atol=1e-9)
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("rules", SCORED)
+def test_route_by_other_scores(rules: str, dtype: torch.dtype, device: str) -> None:
+    routing, logits, correction = scored(rules, 9)
+    logits, correction = logits.to(device, dtype), None if correction is None else correction.to(device)
+    weights, numbers = route(logits, routing, correction=correction)
+    expected_weights, expected_numbers = reference_route(logits, routing, correction=correction)
+    assert torch.equal(numbers.long(), expected_numbers)
+    near = 2e-6 if dtype == torch.float32 else 1e-2
+    torch.testing.assert_close(weights, expected_weights, rtol=near, atol=1e-9)
+
+
+@pytest.mark.parametrize("rules", SCORED)
+def test_broken_logits_choose_other_experts_by_any_score(rules: str, device: str) -> None:
+    routing, logits, correction = scored(rules, 3)
+    logits[1] = float("nan")
+    own = None if correction is None else correction.to(device)
+    weights, numbers = route(logits.to(device), routing, correction=own)
+    assert weights.isnan().all(1).tolist() == [False, True, False]
+    assert all(len(set(row)) == routing.chosen and set(row) <= set(range(12)) for row in numbers.tolist())
+
+
+@pytest.mark.parametrize("gated", [False, True])
+@pytest.mark.parametrize(("tokens", "width", "factor"), [(1, 7, 1.0), (9, 1500, 0.5), (0, 8, 1.0)])
+def test_add_gated(gated: bool, tokens: int, width: int, factor: float, device: str) -> None:
+    out, y = torch.randn(tokens, width, device=device), torch.randn(tokens, width, device=device)
+    gate = torch.randn(tokens, 1, device=device) if gated else None
+    expected = out.clone()
+    reference_add_gated(expected, y, gate, factor)
+    add_gated(out, y, gate, factor)
+    torch.testing.assert_close(out, expected)
+
+
 @pytest.mark.parametrize(("first", "count"), [(0, 3), (3, 2), (5, 1)])
 def test_experts_that_are_elsewhere_have_one_number(first: int, count: int, device: str) -> None:
     logits = torch.randn(9, 6, device=device)
-    weights, numbers = route(logits, 4, True, first, count)
-    expected_weights, expected = reference_route(logits, 4, True, first, count)
+    weights, numbers = route(logits, Routing(4, True), first, count)
+    expected_weights, expected = reference_route(logits, Routing(4, True), first, count)
     assert torch.equal(numbers.long(), expected)
     torch.testing.assert_close(weights, expected_weights)
-    whole = reference_route(logits, 4, True)[1]
+    whole = reference_route(logits, Routing(4, True))[1]
     here = (whole >= first) & (whole < first + count)
     assert torch.equal(expected[here], whole[here] - first)
     assert (expected[~here] == count).all()
 
 
 def test_equal_logits_go_to_the_lower_numbers(device: str) -> None:
-    _, numbers = route(torch.tensor([[1.0, 3.0, 3.0, -0.0, 0.0, 3.0]], device=device), 5, True)
+    _, numbers = route(torch.tensor([[1.0, 3.0, 3.0, -0.0, 0.0, 3.0]], device=device), Routing(5, True))
     assert numbers.tolist() == [[1, 2, 5, 0, 4]]
 
 
@@ -94,7 +130,7 @@ def test_equal_logits_go_to_the_lower_numbers(device: str) -> None:
 def test_a_broken_row_of_logits_still_names_experts_and_says_it_is_broken(bad: float, device: str) -> None:
     logits = torch.randn(3, 6, device=device)
     logits[1] = bad
-    weights, numbers = route(logits, 4, True)
+    weights, numbers = route(logits, Routing(4, True))
     assert ((numbers >= 0) & (numbers < 6)).all()
     assert all(len(set(row)) == 4 for row in numbers.tolist())
     assert weights.isnan().all(1).tolist() == [False, True, False]

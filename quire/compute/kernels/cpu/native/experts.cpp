@@ -42,6 +42,111 @@ void route(const T* logits, int64_t tokens, int64_t count, int64_t chosen, bool 
     });
 }
 
+enum Scoring : int32_t { kSoftmax, kSigmoid, kSqrtSoftplus, kSparsemixer };  // as Scoring of kernels/routing.py
+
+struct Rules {
+    int64_t count, chosen;
+    bool renormalise;
+    Scoring scoring;
+    int64_t groups, kept_groups;
+    bool of_best_two;  // whether a group's score is the sum of its best two, and not its best
+    float scale, epsilon;
+    float cap;     // of logits; 0: no bound
+    float margin;  // of kSparsemixer
+};
+
+// The first of the largest values among the places that are free; NaN is never larger.
+inline int64_t best_of(const float* values, const uint8_t* taken, int64_t count) {
+    int64_t best = 0;
+    while (best < count - 1 && taken[best]) ++best;
+    for (int64_t i = best + 1; i < count; ++i)
+        if (!taken[i] && values[i] > values[best]) best = i;
+    return best;
+}
+
+// Turns a token's logits into its scores.
+inline void score(float* x, const Rules& r) {
+    if (r.cap > 0)
+        for (int64_t e = 0; e < r.count; ++e) x[e] = r.cap * std::tanh(x[e] / r.cap);
+    if (r.scoring == kSoftmax) {
+        float most = -std::numeric_limits<float>::infinity(), total = 0;
+        for (int64_t e = 0; e < r.count; ++e) most = std::max(most, x[e]);
+        for (int64_t e = 0; e < r.count; ++e) total += x[e] = std::exp(x[e] - most);
+        for (int64_t e = 0; e < r.count; ++e) x[e] /= total;
+    } else if (r.scoring == kSigmoid) {
+        for (int64_t e = 0; e < r.count; ++e) x[e] = 1.0f / (1.0f + std::exp(-x[e]));
+    } else if (r.scoring == kSqrtSoftplus) {
+        for (int64_t e = 0; e < r.count; ++e)
+            x[e] = std::sqrt(std::max(x[e], 0.0f) + std::log1p(std::exp(-std::fabs(x[e]))));
+    }
+}
+
+// Marks the experts of all groups but the best as taken.
+inline void take_other_groups(const float* values, uint8_t* taken, float* of_groups, uint8_t* kept, const Rules& r) {
+    int64_t size = r.count / r.groups;
+    for (int64_t g = 0; g < r.groups; ++g) {
+        const float* own = values + g * size;
+        int64_t best = best_of(own, taken + g * size, size);
+        of_groups[g] = own[best];
+        if (r.of_best_two && size > 1) {
+            taken[g * size + best] = 1;
+            of_groups[g] += own[best_of(own, taken + g * size, size)];
+            taken[g * size + best] = 0;
+        }
+        kept[g] = 0;
+    }
+    for (int64_t i = 0; i < r.kept_groups; ++i) kept[best_of(of_groups, kept, r.groups)] = 1;
+    for (int64_t e = 0; e < r.count; ++e) taken[e] = !kept[e / size];
+}
+
+// The share of an expert among all whose logits are near its own, without those taken before.
+inline float share_among_near(const float* x, const uint8_t* taken, int64_t best, const Rules& r) {
+    float total = 0;
+    for (int64_t e = 0; e < r.count; ++e) {
+        bool far = (x[best] - x[e]) / std::max(std::fabs(x[e]), x[best]) > 2 * r.margin;
+        if (!taken[e] && !far) total += std::exp(x[e] - x[best]);
+    }
+    return 1.0f / total;
+}
+
+template <class T>
+void route_by_scores(const T* logits, int64_t tokens, const Rules& r, const float* correction, T* weights,
+                     int64_t* numbers) {
+    parallel_if(tokens * r.count >= kScoresToShare, tokens, [&](int64_t token) {
+        float* scores = static_cast<float*>(scratch(0, (3 * r.count + r.groups + r.chosen) * 4));
+        float *preferred = scores + r.count, *of_groups = preferred + r.count, *shares = of_groups + r.groups;
+        uint8_t* taken = reinterpret_cast<uint8_t*>(shares + r.chosen);  // of experts, then of groups
+        for (int64_t e = 0; e < r.count; ++e) scores[e] = load_one(logits + token * r.count + e);
+        score(scores, r);
+        for (int64_t e = 0; e < r.count; ++e) preferred[e] = scores[e] + (correction ? correction[e] : 0.0f);
+        std::fill(taken, taken + r.count, uint8_t(0));
+        if (r.kept_groups < r.groups) take_other_groups(preferred, taken, of_groups, taken + r.count, r);
+        float total = 0;
+        for (int64_t i = 0; i < r.chosen; ++i) {
+            int64_t best = best_of(preferred, taken, r.count);
+            shares[i] = r.scoring == kSparsemixer ? share_among_near(scores, taken, best, r) : scores[best];
+            total += shares[i];
+            taken[best] = 1;
+            numbers[token * r.chosen + i] = best;
+        }
+        float divisor = r.renormalise ? total + r.epsilon : 1.0f;
+        for (int64_t i = 0; i < r.chosen; ++i) put(weights + token * r.chosen + i, shares[i] / divisor * r.scale);
+    });
+}
+
+// out = factor · (out + sigmoid(gate) · y), where y has a gate.
+template <class T>
+void add_gated(T* out, const T* y, const T* gate, int64_t tokens, int64_t width, float factor) {
+    parallel_if(tokens * width >= kWorthSharing, tokens, [&](int64_t token) {
+        vf share = all(gate ? 1.0f / (1.0f + std::exp(-load_one(gate + token))) : 1.0f), times = all(factor);
+        for (int64_t c = 0; c < width; c += W) {
+            int left = int(std::min<int64_t>(W, width - c));
+            T* own = out + token * width + c;
+            store(own, mul(add(load(own, left), mul(load(y + token * width + c, left), share)), times), left);
+        }
+    });
+}
+
 }  // namespace
 }  // namespace quire
 
@@ -155,6 +260,20 @@ void experts(const T* x, int64_t tokens, const Mixture<T>& m, const int64_t* num
         route<T>(logits, tokens, count, chosen, renormalise != 0, weights, numbers);                                   \
     }                                                                                                                  \
     QUIRE_ENTRY(route_##name)                                                                                          \
+    extern "C" void quire_route_by_scores_##name(                                                                      \
+        const T* logits, int64_t tokens, int64_t count, int64_t chosen, int32_t renormalise, int32_t scoring,          \
+        int64_t groups, int64_t kept_groups, int32_t of_best_two, float scale, float epsilon, float cap, float margin, \
+        const float* correction, T* weights, int64_t* numbers) {                                                       \
+        Rules rules{count, chosen, renormalise != 0, Scoring(scoring), groups, kept_groups, of_best_two != 0,          \
+                    scale, epsilon, cap, margin};                                                                      \
+        route_by_scores<T>(logits, tokens, rules, correction, weights, numbers);                                       \
+    }                                                                                                                  \
+    QUIRE_ENTRY(route_by_scores_##name)                                                                                \
+    extern "C" void quire_add_gated_##name(T* out, const T* y, const T* gate, int64_t tokens, int64_t width,           \
+                                           float factor) {                                                             \
+        add_gated<T>(out, y, gate, tokens, width, factor);                                                             \
+    }                                                                                                                  \
+    QUIRE_ENTRY(add_gated_##name)                                                                                      \
     extern "C" void quire_experts_##name(const T* x, int64_t tokens, const T* gate_up, int64_t gate_up_size,           \
                                          const T* down, int64_t down_size, int64_t count, int64_t hidden,              \
                                          int64_t width, int32_t fused, const int64_t* numbers, const T* weights,       \

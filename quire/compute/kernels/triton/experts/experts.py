@@ -51,7 +51,7 @@ _CONFIGS = Path(__file__).parent / "configs" / "device_name=NVIDIA_H200.json"
 _LARGEST_BLOCKED = 128
 """The maximum rows of a weight in a tile whose sums are scaled at each step; more would take too many registers."""
 
-route = routing.route
+route, add_gated = routing.route, routing.add_gated
 
 
 def pack_experts(weights: Tensor) -> Tensor:

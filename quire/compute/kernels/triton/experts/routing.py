@@ -21,32 +21,49 @@ import triton.language as tl
 from torch import Tensor
 
 from quire.compute.kernels.reference.quantized_rows import LARGEST, SMALLEST
+from quire.compute.kernels.routing import Routing
+from quire.compute.kernels.triton.activation import tanh
 from quire.compute.kernels.triton.launching.dependent_launch import can_overlap, release_dependents, wait_for_inputs
 from quire.compute.kernels.triton.launching.launch import cdiv, fast_launch, next_power_of_2
 from quire.compute.kernels.triton.norm import GROUPS, quantize_groups
 
 _BLOCKS = ((512, 1), (2048, 4), (4096, 8), (8192, 16))
 """(pairs that a program reads together, its warps): the first entry with room for all pairs is used, or the last."""
+_ADDED = 1024
+"""Elements of a row that a program adds."""
 _ELEMENTS_PER_WARP = 2048
 """Elements of a row for each warp that quantizes it."""
 
 
 def route(
-    logits: Tensor, chosen: int, renormalise: bool, first: int = 0, count: int | None = None
+    logits: Tensor, routing: Routing, first: int = 0, count: int | None = None, correction: Tensor | None = None
 ) -> tuple[Tensor, Tensor]:
     """Implement reference/experts.py's `route`; logits are contiguous, and the numbers are int32."""
     assert logits.is_contiguous()
-    tokens, experts = logits.shape
+    (tokens, experts), chosen = logits.shape, routing.chosen
     weights = torch.empty((tokens, chosen), dtype=logits.dtype, device=logits.device)
     numbers = torch.empty((tokens, chosen), dtype=torch.int32, device=logits.device)
     overlap = can_overlap(logits.device)
     if tokens:
         _route_kernel[(tokens,)](
-            logits, weights, numbers, EXPERTS=experts, BLOCK=1 << (experts - 1).bit_length(), CHOSEN=chosen,
-            SLOTS=1 << (chosen - 1).bit_length(), RENORMALISE=renormalise, FIRST=first,
-            COUNT=experts if count is None else count, OVERLAP=overlap, num_warps=1, launch_pdl=overlap,
+            logits, correction, weights, numbers, EXPERTS=experts, BLOCK=1 << (experts - 1).bit_length(), CHOSEN=chosen,
+            SLOTS=1 << (chosen - 1).bit_length(), RENORMALISE=routing.renormalise, FIRST=first,
+            COUNT=experts if count is None else count, SCORING=routing.scoring, GROUPS=routing.groups,
+            GROUPS_UP=1 << (routing.groups - 1).bit_length(), KEPT=routing.kept_groups,
+            BEST_TWO=routing.of_best_two, SCALE=routing.scale, EPSILON=routing.epsilon,
+            CAP=routing.cap, MARGIN=routing.margin, OVERLAP=overlap, num_warps=1, launch_pdl=overlap,
         )  # fmt: skip
     return weights, numbers
+
+
+def add_gated(out: Tensor, y: Tensor, gate: Tensor | None = None, factor: float = 1.0) -> None:
+    assert out.is_contiguous() and y.is_contiguous()
+    rows, width = out.shape
+    overlap = can_overlap(out.device)
+    if rows:
+        _add_gated_kernel[(rows * cdiv(width, _ADDED),)](
+            out, y, gate, WIDTH=width, FACTOR=factor, BLOCK=_ADDED, OVERLAP=overlap, num_warps=4, launch_pdl=overlap
+        )
 
 
 def group_by_expert(numbers: Tensor, experts: int, tile: int) -> tuple[Tensor, Tensor]:
@@ -127,8 +144,10 @@ def _group(
 @fast_launch
 @triton.jit
 def _route_kernel(
-    logits, weights, numbers, EXPERTS: tl.constexpr, BLOCK: tl.constexpr, CHOSEN: tl.constexpr, SLOTS: tl.constexpr,
-    RENORMALISE: tl.constexpr, FIRST: tl.constexpr, COUNT: tl.constexpr, OVERLAP: tl.constexpr,
+    logits, correction, weights, numbers, EXPERTS: tl.constexpr, BLOCK: tl.constexpr, CHOSEN: tl.constexpr,
+    SLOTS: tl.constexpr, RENORMALISE: tl.constexpr, FIRST: tl.constexpr, COUNT: tl.constexpr, SCORING: tl.constexpr,
+    GROUPS: tl.constexpr, GROUPS_UP: tl.constexpr, KEPT: tl.constexpr, BEST_TWO: tl.constexpr, SCALE: tl.constexpr,
+    EPSILON: tl.constexpr, CAP: tl.constexpr, MARGIN: tl.constexpr, OVERLAP: tl.constexpr,
 ):  # fmt: skip
     release_dependents(OVERLAP)
     token = tl.program_id(0).to(tl.int64)
@@ -137,26 +156,112 @@ def _route_kernel(
     there = expert < EXPERTS
     wait_for_inputs(OVERLAP)
     values = tl.load(logits + token * EXPERTS + expert, there, float("-inf")).to(tl.float32)
-    shares = tl.exp(values - tl.max(values, 0))
-    shares = shares / tl.sum(shares, 0)  # NaN for all, if one of the logits is
-    bits = values.to(tl.int32, bitcast=True)
-    ordered = tl.where(bits < 0, bits ^ 0x7FFFFFFF, bits)  # as an integer it compares like the number, NaN included
+    if CAP is not None:
+        values = tl.where(there, CAP * tanh(values / CAP), values)
+    shares = _scores(values, SCORING)
+    preferred = values
+    if correction is not None or KEPT < GROUPS:
+        preferred = shares
+    if correction is not None:
+        preferred += tl.load(correction + expert, there, 0.0)
     least = -0x8000000000000000
-    keys = tl.where(there, (ordered.to(tl.int64) << 32) + (BLOCK - expert), least)  # no expert's key is the least one
+    keys = tl.where(there, _keys(preferred, expert, BLOCK), least)  # no expert's key is the least one
+    if KEPT < GROUPS:
+        kept = _best_groups(keys, preferred, expert // (EXPERTS // GROUPS), GROUPS, GROUPS_UP, KEPT, BEST_TWO)
+        keys = tl.where(kept, keys, least)
     chosen = tl.zeros((SLOTS,), tl.int32)
     chosen_shares = tl.zeros((SLOTS,), tl.float32)
     for place in tl.static_range(CHOSEN):
         best = tl.max(keys, 0)
         number = BLOCK - (best & 0xFFFFFFFF).to(tl.int32)
         chosen = tl.where(slot == place, number, chosen)
-        chosen_shares = tl.where(slot == place, tl.sum(tl.where(expert == number, shares, 0.0), 0), chosen_shares)
+        if SCORING == "sparsemixer":
+            most = tl.sum(tl.where(expert == number, values, 0.0), 0)
+            far = (most - values) / tl.maximum(tl.abs(values), most) > 2 * MARGIN
+            share = 1 / tl.sum(tl.where((keys == least) | far, 0.0, tl.exp(values - most)), 0)
+        else:
+            share = tl.sum(tl.where(expert == number, shares, 0.0), 0)
+        chosen_shares = tl.where(slot == place, share, chosen_shares)
         keys = tl.where(keys == best, least, keys)
     if RENORMALISE:
-        chosen_shares = chosen_shares / tl.sum(chosen_shares, 0)
+        total = tl.sum(chosen_shares, 0)
+        if EPSILON > 0:
+            total += EPSILON
+        chosen_shares = chosen_shares / total
+    if SCALE != 1:
+        chosen_shares = chosen_shares * SCALE
     tl.store(weights + token * CHOSEN + slot, chosen_shares.to(weights.dtype.element_ty), slot < CHOSEN)
     if COUNT < EXPERTS:
         chosen = tl.where((chosen >= FIRST) & (chosen < FIRST + COUNT), chosen - FIRST, COUNT)
     tl.store(numbers + token * CHOSEN + slot, chosen, slot < CHOSEN)
+
+
+@triton.jit
+def _scores(values, SCORING: tl.constexpr):
+    """Return the scores of logits; sparsemixer's depend on the choice."""
+    scores = values
+    if SCORING == "softmax":
+        scores = tl.exp(values - tl.max(values, 0))
+        scores = scores / tl.sum(scores, 0)  # NaN for all, if one of the logits is
+    if SCORING == "sigmoid":
+        scores = 1 / (1 + tl.exp(-values))
+    if SCORING == "sqrtsoftplus":
+        small = tl.exp(-tl.abs(values))
+        rounded = 1 + small
+        log1p = tl.where(rounded == 1, small, tl.log(rounded) * small / (rounded - 1))  # exact near 0
+        scores = tl.sqrt(tl.maximum(values, 0) + log1p)
+    return scores
+
+
+@triton.jit
+def _keys(values, expert, BLOCK: tl.constexpr):
+    """Return int64 keys that compare like the values, NaN included; of equal ones, the lower number's is larger."""
+    bits = values.to(tl.int32, bitcast=True)
+    ordered = tl.where(bits < 0, bits ^ 0x7FFFFFFF, bits)
+    return (ordered.to(tl.int64) << 32) + (BLOCK - expert)
+
+
+@triton.jit
+def _best_groups(
+    keys, scores, group, GROUPS: tl.constexpr, GROUPS_UP: tl.constexpr, KEPT: tl.constexpr, BEST_TWO: tl.constexpr
+):
+    """Return which experts are in the best groups, [BLOCK]; `group` has the experts' groups."""
+    least = -0x8000000000000000
+    place = tl.arange(0, GROUPS_UP)
+    of_groups = tl.full((GROUPS_UP,), float("-inf"), tl.float32)
+    for number in tl.static_range(GROUPS):
+        own = tl.where(group == number, keys, least)
+        best = tl.max(own, 0)
+        total = tl.sum(tl.where(own == best, scores, 0.0), 0)
+        if BEST_TWO:
+            rest = tl.where(own == best, least, own)
+            second = tl.max(rest, 0)
+            total += tl.sum(tl.where((rest == second) & (rest != least), scores, 0.0), 0)
+        of_groups = tl.where(place == number, total, of_groups)
+    left = tl.where(place < GROUPS, _keys(of_groups, place, GROUPS_UP), least)
+    kept = group < 0
+    for _ in tl.static_range(KEPT):
+        best = tl.max(left, 0)
+        kept |= group == GROUPS_UP - (best & 0xFFFFFFFF).to(tl.int32)
+        left = tl.where(left == best, least, left)
+    return kept
+
+
+@fast_launch
+@triton.jit
+def _add_gated_kernel(
+    out, y, gate, WIDTH: tl.constexpr, FACTOR: tl.constexpr, BLOCK: tl.constexpr, OVERLAP: tl.constexpr
+):
+    release_dependents(OVERLAP)
+    PARTS: tl.constexpr = (WIDTH + BLOCK - 1) // BLOCK
+    row, column = (tl.program_id(0) // PARTS).to(tl.int64), tl.program_id(0) % PARTS * BLOCK + tl.arange(0, BLOCK)
+    inside = column < WIDTH
+    wait_for_inputs(OVERLAP)
+    added = tl.load(y + row * WIDTH + column, inside, 0.0).to(tl.float32)
+    if gate is not None:
+        added = added * tl.sigmoid(tl.load(gate + row).to(tl.float32))
+    total = tl.load(out + row * WIDTH + column, inside, 0.0).to(tl.float32) + added
+    tl.store(out + row * WIDTH + column, (total * FACTOR).to(out.dtype.element_ty), inside)
 
 
 @fast_launch

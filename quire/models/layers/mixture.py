@@ -1,0 +1,171 @@
+"""A mixture of experts: its router, its experts, and the one that all tokens go to."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from quire.compute.collectives.delta import Delta, total_of
+from quire.compute.kernels.dispatch import kernel
+from quire.compute.kernels.reference.quantized_rows import Rows
+from quire.compute.kernels.routing import Routing
+from quire.compute.mesh import Span
+from quire.models.layers.linear import Projection
+from quire.models.quantization.scheme import ExpertNames, RowForm
+from quire.models.weights.checkpoint import Checkpoint, WeightSpec
+from quire.models.weights.tensor_options import TensorOptions
+
+
+class MixtureNames(NamedTuple):
+    """The checkpoint's names of a mixture's modules.
+
+    Attributes:
+        router: The projection that chooses experts.
+        experts: What the experts' names begin with, before their numbers.
+        expert: The projections of one expert.
+        correction: The tensor that corrects scores for the choice.
+        shared_up: Gate and up of the shared expert; one name: they are stored as one projection.
+        shared_down: The output projection of the shared expert.
+        shared_gate: The projection whose σ multiplies the shared expert's output.
+    """
+
+    router: str
+    experts: str
+    expert: ExpertNames = ExpertNames()
+    correction: str = ""
+    shared_up: tuple[str, ...] = ()
+    shared_down: str = ""
+    shared_gate: str = ""
+
+
+class CorrectionBias:
+    """What is added to scores of experts for the choice alone, fp32.
+
+    Args:
+        name: The name of the checkpoint's tensor.
+        experts: The number of experts.
+        options: The device.
+
+    Attributes:
+        value: [experts], once it is loaded.
+    """
+
+    def __init__(self, name: str, experts: int, options: TensorOptions) -> None:
+        self._name = name
+        self.value = torch.empty((experts,), dtype=torch.float32, device="meta")
+        self._device = options.device
+
+    def weight_specs(self) -> Iterator[WeightSpec]:
+        yield WeightSpec(self._name, tuple(self.value.shape), any_rank=True)
+
+    def load_weights(self, checkpoint: Checkpoint) -> None:
+        self.value = torch.empty(self.value.shape, dtype=torch.float32, device=self._device)
+        stored = checkpoint.contents().get(self._name)
+        checkpoint.read(self._name, self.value if stored is None else self.value.view(stored.shape))
+
+
+class Router:
+    """Chooses each token's experts.
+
+    Args:
+        product: [tokens, hidden] → [tokens, experts].
+        routing: How tokens go to experts.
+        options: The device.
+        correction: What scores are corrected by, if the routing says so.
+        own: The experts that this rank computes; None: all.
+    """
+
+    def __init__(
+        self,
+        product: Projection,
+        routing: Routing,
+        options: TensorOptions,
+        correction: CorrectionBias | None = None,
+        own: Span | None = None,
+    ) -> None:
+        self._product = product
+        self._routing = routing
+        self._correction = correction
+        self._own = (0, None) if own is None else (own.start, own.count)
+        self._route = kernel("route", options.device.type)
+
+    def __call__(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """Return weights and numbers of each token's experts, as the op `route` does."""
+        correction = None if self._correction is None else self._correction.value
+        weights, numbers = self._route(self._product(x), self._routing, *self._own, correction)
+        return weights, numbers
+
+
+class MixtureOfExperts:
+    """Sends each token to a few experts, and sums their outputs by the router's weights.
+
+    Args:
+        router: Returns each token's experts.
+        experts: Called like `Experts.__call__`.
+
+    Attributes:
+        row_form: None: router and experts take dense rows.
+    """
+
+    row_form: RowForm | None = None
+
+    def __init__(self, router: Router, experts: Callable[..., Delta]) -> None:
+        self._router = router
+        self._experts = experts
+
+    def __call__(self, x: Rows) -> Delta:
+        """Compute the mixture: [tokens, hidden] → [tokens, hidden]."""
+        assert isinstance(x, Tensor)
+        weights, numbers = self._router(x)
+        return self._experts(x, numbers, weights)
+
+
+class WeightedInput:
+    """Experts whose input is multiplied by the router's weight, in place of their output; each token has one expert.
+
+    Args:
+        experts: Called like `Experts.__call__`.
+    """
+
+    def __init__(self, experts: Callable[..., Tensor]) -> None:
+        self._experts = experts
+
+    def __call__(self, x: Tensor, numbers: Tensor, weights: Tensor) -> Tensor:
+        """Compute the experts; arguments are those of `Experts.__call__`."""
+        return self._experts(x * weights, numbers, torch.ones_like(weights))
+
+
+class BesideSharedExpert:
+    """Experts, and one more that all tokens go to; their outputs are added up.
+
+    Args:
+        experts: Called like `Experts.__call__`.
+        shared: The expert of all tokens: [tokens, hidden] → [tokens, hidden].
+        gate: [tokens, hidden] → [tokens, 1]; σ of it multiplies the shared expert's output; None: nothing does.
+        factor: Factor of the sum.
+        options: The device.
+    """
+
+    def __init__(
+        self,
+        experts: Callable[..., Tensor],
+        shared: Callable[[Rows], Delta],
+        gate: Projection | None,
+        factor: float,
+        options: TensorOptions,
+    ) -> None:
+        self._experts = experts
+        self._shared = shared
+        self._gate = gate
+        self._factor = factor
+        self._add_gated = kernel("add_gated", options.device.type)
+
+    def __call__(self, x: Tensor, numbers: Tensor, weights: Tensor) -> Tensor:
+        """Compute the sum; arguments are those of `Experts.__call__`."""
+        out = self._experts(x, numbers, weights)
+        gate = None if self._gate is None else self._gate(x)
+        self._add_gated(out, total_of(self._shared(x)), gate, self._factor)
+        return out
