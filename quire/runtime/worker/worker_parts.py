@@ -21,7 +21,7 @@ from quire.models.lora.files import read_adapter
 from quire.models.lora.loader import DeviceAdapterLoader
 from quire.models.lora.sources import AdapterSources
 from quire.models.lora.updates import AdapterMemory, HostAdapter, LowRankUpdates
-from quire.models.model import Model
+from quire.models.model import Stage
 from quire.models.spec import ModelSpec
 from quire.models.weights.hub import HubAccess
 from quire.models.weights.tensor_options import TensorOptions
@@ -54,7 +54,7 @@ class LoadedModel:
     """
 
     spec: ModelSpec
-    model: Model
+    model: Stage
     slots: SlotTable
     kernels_known: bool
     gemm_warmup: Future[bool] | None
@@ -151,15 +151,15 @@ class WorkerParts:
             transfer,
             loaded.slots,
             limits,
-            spec.rope_length_mode is not None,
-            self._config.model.logprobs_mode,
-            self._config.model.max_logprobs,
-            loaded.updates,
-            loaded.states,
-            stages,
-            self._synthetic_acceptance(spec),
-            tokens,
-            depth,
+            by_length=spec.rope_length_mode is not None,
+            logprobs_mode=self._config.model.logprobs_mode,
+            max_logprobs=self._config.model.max_logprobs,
+            updates=loaded.updates,
+            states=loaded.states,
+            stages=stages,
+            synthetic=self._synthetic_acceptance(spec),
+            device_tokens=tokens,
+            in_flight=depth,
         )
 
     def _synthetic_acceptance(self, spec: ModelSpec) -> SyntheticAcceptance | None:
