@@ -26,7 +26,7 @@ from quire.foundation.messages.workers import DeviceLimits, MaskedDrafts, Plan, 
 from quire.models.layers.factory import LayerFactory
 from quire.models.lora.loader import DeviceAdapterLoader
 from quire.models.lora.updates import AdapterMemory
-from quire.models.model import build_model
+from quire.models.model import Stage, build_model
 from quire.models.rank_share import rank_share
 from quire.models.spec import ModelSpec, read_spec
 from quire.planning.draft_model import draft_model_bytes
@@ -367,6 +367,7 @@ class Worker:
         verifies."""
         loan = None
         if isinstance(loaded.states, ModelStates):
+            assert isinstance(loaded.model, Stage), "a model lends its embedding"
             loan = Loan(loaded.model.embed, HeadStates(loaded.states.states))
         with self._stage("draft_model"):
             worker = Worker(config, self._clock, loan=loan, followed=self._slots_to_follow)

@@ -21,7 +21,7 @@ from quire.models.lora.files import read_adapter
 from quire.models.lora.loader import DeviceAdapterLoader
 from quire.models.lora.sources import AdapterSources
 from quire.models.lora.updates import AdapterMemory, HostAdapter, LowRankUpdates
-from quire.models.model import Stage
+from quire.models.model import Model
 from quire.models.spec import ModelSpec
 from quire.models.weights.hub import HubAccess
 from quire.models.weights.tensor_options import TensorOptions
@@ -54,7 +54,7 @@ class LoadedModel:
     """
 
     spec: ModelSpec
-    model: Stage
+    model: Model
     slots: SlotTable
     kernels_known: bool
     gemm_warmup: Future[bool] | None

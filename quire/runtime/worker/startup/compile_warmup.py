@@ -18,7 +18,7 @@ from quire.compute.collectives.delta import NO_LINKS, StageLinks
 from quire.compute.mesh import Mesh
 from quire.models.layers.factory import LayerFactory
 from quire.models.lora.updates import LowRankUpdates
-from quire.models.model import Stage, build_model
+from quire.models.model import Model, build_model
 from quire.models.spec import ModelSpec
 from quire.models.weights.checkpoint import StoredTensor
 from quire.models.weights.tensor_options import TensorOptions
@@ -52,7 +52,7 @@ def reduced_model(
     mesh: Mesh | None = None,
     collectives: Collectives | None = None,
     links: StageLinks = NO_LINKS,
-) -> Stage:
+) -> Model:
     """Build a model with fewer layers and uninitialised weights that launches the same kernels as the whole model.
 
     Args:
