@@ -32,14 +32,8 @@ class StagingBuffer:
         staged = zero_copy.finish()
         staged.copy_to_device()
 
-    The tensors are valid until the ring reuses the step's buffer. A column that does not fit is uploaded separately.
-
-    Args:
-        capacity: Number of entries of the buffer.
-        ring: The ring of host buffers; on a CPU it has one, which is also the device's buffer.
-
-    Attributes:
-        overflowed: Whether a column of the current step did not fit.
+    The tensors are valid until the ring reuses the step's buffer. A column that does not fit into the `capacity`
+    entries is uploaded separately, and sets `overflowed`. On a CPU the ring has one buffer, which is the device's too.
     """
 
     def __init__(self, capacity: int, ring: BufferRing) -> None:

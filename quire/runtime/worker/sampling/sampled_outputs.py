@@ -33,11 +33,7 @@ NOTHING_LEFT_TEXT = (  # the only error that a request itself causes
 
 class SampledOutputs:
     """Adjacent columns of tokens and faults, which one copy takes to the host. Their addresses are fixed, so that
-    captured graphs can write them.
-
-    Args:
-        most: Maximum sampled positions of a step.
-        ring: The ring of host buffers; on a CPU it has one, which receives the tokens directly.
+    captured graphs can write them. On a CPU the ring has one buffer, which receives the tokens directly.
 
     Attributes:
         tokens: [most] int64.

@@ -35,13 +35,8 @@ def steps_in_flight(drafts: int) -> int:
 
 
 class DraftSteps:
-    """Runs the steps of a draft model.
-
-    Args:
-        runner: The draft model's runner, which allows `steps_in_flight` steps in flight.
-        followed: On a device that runs ahead, the main model's slots; this class then waits for the device only if
-            drafts are read. None on a CPU.
-    """
+    """Runs the steps of a draft model, whose runner allows `steps_in_flight` steps in flight. On a device that runs
+    ahead, `followed` are the main model's slots, and the device is waited for only if drafts are read."""
 
     def __init__(self, runner: ModelRunner, followed: SlotTable | None = None) -> None:
         self.runner = runner
