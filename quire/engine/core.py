@@ -57,9 +57,8 @@ class EngineCore:
     """One engine: a scheduler over one executor.
 
     Args:
-        config: Resolved settings (see `quire.planning.auto_config`).
-        device_limits: What the executor's `start` returned.
-        executor: Started.
+        config: Settings that `quire.planning.auto_config` has resolved.
+        device_limits: What `executor`, which has started, has returned from `start`.
         masker: Says which tokens may come next, for constrained requests; None if none are served.
         adapters: Adapters that the executor has read at the start.
     """

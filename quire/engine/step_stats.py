@@ -148,12 +148,10 @@ class StepStats:
 
 
 class Throughput:
-    """How fast the engine works off its queue: an exponentially weighted mean of tokens a second.
+    """How fast the engine works off its queue: an exponentially weighted mean of tokens a second. `estimate` counts
+    until something is measured; 0 if unknown.
 
     Only times while requests wait for room count: otherwise the engine does what it is asked for, not what it could.
-
-    Args:
-        estimate: Counts until something is measured; 0 if unknown.
     """
 
     def __init__(self, estimate: float, now: float) -> None:

@@ -26,13 +26,9 @@ Parts = dict[str, Any]
 def grammar_from_structural_tag(
     text: str, schema: Callable[[Any], Any], lark_of: Callable[[str], str], special: SpecialTokens
 ) -> str:
-    """The grammar of a structural tag, a JSON object. Raises ValueError if it is malformed, or has a part that is
-    not supported.
-
-    Args:
-        schema: Prepares a JSON schema.
-        lark_of: Translates a grammar in a request's syntax to Lark.
-    """
+    """Return the grammar of a structural tag, a JSON object. `schema` prepares a JSON schema, and `lark_of` translates
+    a grammar in a request's syntax to Lark. Raises ValueError if the tag is malformed, or has a part that is not
+    supported."""
     tag = json.loads(text)
     if isinstance(tag.get("format"), dict):
         top = tag["format"]

@@ -30,13 +30,8 @@ class CardRanks(NamedTuple):
 
 
 def reach_ranks(config: Config, mesh: Mesh, device: torch.device, exchange: Exchange) -> CardRanks:
-    """Find out how a rank reaches the ranks that divide its layers, and the ranks that have other layers.
-
-    Args:
-        config: Resolved settings.
-        mesh: The rank's place.
-        device: The rank's card.
-        exchange: Called as often as `exchanges_of` says.
+    """Find out how a rank reaches the ranks that divide its layers, and the ranks that have other layers. `exchange` is
+    called as often as `exchanges_of` says.
 
     Raises:
         ConfigError: The rank cannot reach them.

@@ -118,13 +118,8 @@ class RankSteps:
 
 
 class TokenArrivals:
-    """Brings a rank of the first stage the tokens that were sampled.
-
-    Args:
-        link: Brings a SampledTokens for each step that samples.
-        worker: The rank's.
-        unread: The number of steps whose tokens may be left unread.
-    """
+    """Brings a rank of the first stage the tokens that were sampled: `link` has a SampledTokens for each step that
+    samples, and tokens of `unread` steps may be left unread."""
 
     def __init__(self, link: MessageReader, worker: Worker, unread: int) -> None:
         self._link = link
@@ -197,17 +192,11 @@ def _bytes(x: Tensor) -> bytes:
 
 
 class GroupSteps:
-    """Decides what a rank does next that divides experts with other engines: its engine's steps, or dummy steps.
+    """Decides whether a rank that divides experts with other engines runs a step of its engine or a dummy step.
 
     All ranks of an engine do the same, for they meet within its steps, and the ranks of all engines meet in layers with
-    experts. So before each step the ranks of an engine agree: if all of them have the plan, they run it; otherwise some
-    have come because another engine waits, and they run a dummy step first.
-
-    Args:
-        inbox: The engine's messages.
-        ranks: Collectives over this engine's ranks.
-        number: How many ranks this engine has.
-        group: All engines.
+    experts. So before each step the `number` ranks of an engine agree: if all of them have the plan, they run it;
+    otherwise some have come because another engine waits, and they run a dummy step first.
     """
 
     def __init__(self, inbox: EngineChannel, ranks: Ranks, number: int, group: EngineGroup) -> None:

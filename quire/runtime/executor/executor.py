@@ -29,11 +29,9 @@ class AdapterLoader(Protocol):
         Slot 0 means: only read the files, to see whether they serve and what their digest is. If the adapter has a
         digest, files with another one are refused.
         """
-        ...
 
     def loaded(self) -> list[AdapterLoaded]:
         """The adapters that were loaded or refused since the last call."""
-        ...
 
 
 class Executor(Protocol):
@@ -42,12 +40,10 @@ class Executor(Protocol):
     @property
     def adapters(self) -> AdapterLoader | None:
         """What loads adapters, in a started executor; None: no adapters are served."""
-        ...
 
     @property
     def max_in_flight(self) -> int:
         """How many submitted plans may be uncollected; with 2, planning overlaps the device's work."""
-        ...
 
     def start(self) -> DeviceLimits:
         """Load the model and allocate memory; returns what only the device can tell.
@@ -55,15 +51,12 @@ class Executor(Protocol):
         Raises:
             SetupError: The model cannot be served; the message is the cause and one action.
         """
-        ...
 
     def submit(self, plan: Plan) -> None:
         """Hand over the next step without waiting for it."""
-        ...
 
     def submit_bitmasks(self, masks: TokenBitmasks) -> None:
         """Hand over all masks of a submitted plan, before it is collected."""
-        ...
 
     def collect(self, timeout: float | None) -> Result | MaskedDrafts | None:
         """The oldest uncollected plan's result, or None after `timeout` seconds. Raises what the step raised.
@@ -71,12 +64,9 @@ class Executor(Protocol):
         A plan with masked rows has no result before its masks are there. If it allows these rows drafts, the proposed
         drafts are collected once, before the result.
         """
-        ...
 
     def check(self) -> None:
         """Called now and then while no plan is uncollected; raises if the device is lost."""
-        ...
 
     def close(self) -> None:
         """Wait for what is running and free the device."""
-        ...

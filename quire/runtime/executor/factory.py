@@ -12,13 +12,8 @@ from quire.runtime.executor.multi_rank_executor import MultiRankExecutor
 
 
 def build_executor(config: Config, clock: Clock, group: GroupEnds | None = None) -> Executor:
-    """The executor for the device of resolved settings; not started.
-
-    Args:
-        config: The settings.
-        clock: For all times.
-        group: What the engine shares with others that divide experts with it; then its ranks are processes.
-    """
+    """Build the executor for the device of resolved settings, without starting it. The ranks of an engine that divides
+    experts with others, as `group` says, are always processes."""
     if config.parallel.ranks > 1 or group is not None:
         return MultiRankExecutor(config, clock, group=group)
     return GpuExecutor(config, clock) if config.device.device == "cuda" else CpuExecutor(config, clock)

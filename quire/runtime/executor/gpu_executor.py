@@ -64,9 +64,6 @@ class GpuExecutor:
     last result is collected, before the engine processes it.
 
     Args:
-        config: Resolved settings.
-        clock: For the seconds of the start-up.
-        fault: Called at each of a step's points.
         ranks: Where this executor is among those that divide the model; None: it has the whole model.
     """
 
@@ -219,7 +216,7 @@ class GpuExecutor:
                 self._failure = error
 
     def _oldest(self, timeout: float | None) -> Result | None:
-        """The oldest step's result, once it is done."""
+        """Return the oldest step's result once it is done, or None after `timeout` seconds."""
         assert self._worker is not None
         handle = self._handles[0]
         deadline = None if timeout is None else time.monotonic() + timeout
@@ -233,8 +230,7 @@ class GpuExecutor:
 
 def _shorten_timer_slack() -> None:
     """Let this thread's sleeps end on time: Linux adds up to 50 µs by default, to wake several threads together
-    (prctl(2)). On other systems polling is a little coarser.
-    """
+    (prctl(2)). On other systems polling is a little coarser."""
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(_PR_SET_TIMERSLACK, ctypes.c_ulong(1))  # nanosecond
 

@@ -35,14 +35,8 @@ if TYPE_CHECKING:
 
 
 class GpuRank:
-    """Runs plans until Stop.
-
-    Args:
-        config: Resolved settings.
-        mesh: The rank's place.
-        channel: The way to the engine.
-        memory: Has a line for each rank, which writes its present step there: the engine sees who is late.
-    """
+    """Runs plans until Stop. `memory` has a line for each rank, which writes its present step there, so that the engine
+    sees who is late."""
 
     def __init__(self, config: Config, mesh: Mesh, channel: EngineChannel, memory: SharedMemory) -> None:
         self._mesh = mesh

@@ -28,7 +28,6 @@ class MessageWriter(Protocol):
 
     def write(self, message: bytes) -> None:
         """Send a message to all readers; may wait until they have read earlier ones."""
-        ...
 
 
 class MessageReader(Protocol):
@@ -36,7 +35,6 @@ class MessageReader(Protocol):
 
     def read(self) -> bytes:
         """Wait for the next message and return it."""
-        ...
 
 
 class _Ring:

@@ -52,16 +52,8 @@ def exchanges_of(mesh: Mesh) -> int:
 
 
 class MultiRankExecutor:
-    """Workers in several processes.
-
-    When a rank dies or hangs, or a step raises in one, `collect` raises that from then on.
-
-    Args:
-        config: Resolved settings.
-        clock: For the seconds of the start-up, and who is late.
-        fault: Called at `submit` and `collect`.
-        group: What the ranks share with ranks of other engines; None: nothing.
-    """
+    """Workers in several processes. When a rank dies or hangs, or a step raises in one, `collect` raises that from then
+    on. The ranks share `group` with ranks of other engines, if there are any."""
 
     def __init__(
         self, config: Config, clock: Clock, fault: FaultHook = no_faults, group: GroupEnds | None = None
@@ -139,11 +131,8 @@ class MultiRankExecutor:
         self._listen(0.0)
 
     def profile_kernels(self, run: Callable[[], object]) -> list[dict[str, tuple[float, int]]]:
-        """What kernels take on GPUs while `run` submits plans and collects all their results in this thread.
-
-        Returns:
-            By rank, what runtime/worker/kernel_profile.py counts.
-        """
+        """Return by rank what `KernelProfile` counts while `run` submits plans and collects all their results in this
+        thread."""
         assert self._on_gpus and self._ranks is not None, "ranks on GPUs are profiled, once they have started"
         self._profiles.clear()
         self._broadcast(BeginProfile())
@@ -176,7 +165,7 @@ class MultiRankExecutor:
             raise
 
     def _until_look(self, wait_s: float | None) -> float | None:
-        """How long to wait for messages at a time: with several stages, this process also looks for a stuck one."""
+        """Return how long to wait for messages at a time: among several stages, this process looks for a stuck one."""
         if self._mesh.pp == 1:
             return wait_s
         return _LOOK_S if wait_s is None else min(_LOOK_S, wait_s)
@@ -245,7 +234,7 @@ class MultiRankExecutor:
             )
 
     def _from_all(self, kind: type[T], what: str) -> list[T]:
-        """The next message of every rank, by which it says that it has come to this point of its start."""
+        """Return the next message of every rank, by which it says that it has come to this point of its start."""
         assert self._ranks is not None
         asked = self._config.parallel.distributed_timeout_seconds
         patience = asked or FIRST_PATIENCE_S

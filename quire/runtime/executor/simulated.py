@@ -41,13 +41,8 @@ class VirtualClock:
 
 
 class SimulatedExecutor:
-    """Steps that follow each other on a virtual clock.
-
-    Args:
-        limits: What `start` reports.
-        slots: The maximum number of sequences at once.
-        step_ms: How long a step takes.
-        clock: `collect` moves it to the end of the step.
+    """Runs steps one after another on a virtual clock, which `collect` moves to the end of the step. `start` reports
+    `limits`, and up to `slots` sequences run at once.
 
     Attributes:
         busy_ms: The milliseconds of all collected steps.

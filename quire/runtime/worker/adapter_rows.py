@@ -42,35 +42,29 @@ class AdapterRows:
         self._step.tiles = tiles
         self._step.expert_slots = expert_slots
 
-    def stage_expert_slots(self, host: HostBatch, adapters: IntArray, staging: CopiedColumns) -> Tensor:
-        """Stage each token's adapter slot if the adapter changes experts, else 0, [tokens]. The arguments are those of
-        `stage`."""
-        of_tokens = adapters[host.row_of_token]
-        return staging.add(np.where(self._updates.changes_experts[of_tokens], of_tokens, 0))
-
     def stage(
-        self, host: HostBatch, adapters: IntArray, staging: CopiedColumns, shape: GraphShape | None = None
-    ) -> Tiles:
-        """Stage the tiles of a step as columns that are copied to the device.
+        self, adapted: Adapted, host: HostBatch, adapters: IntArray, shape: GraphShape | None, staging: CopiedColumns
+    ) -> tuple[Tiles | None, Tensor | None]:
+        """Stage tiles, and each token's adapter slot if the adapter changes experts, else 0, [tokens]; both are None if
+        the step does not need them. Tiles are padded for captured graphs, and in dummy steps, where no row has an
+        adapter.
 
         Args:
+            adapted: What adapters change in the step.
             adapters: [rows], the slot of each row's adapter.
-            shape: Shape of the captured graph, for which the numbers of entries and tiles are padded; None without a
-                graph.
         """
+        if adapted is Adapted.NOTHING:
+            return None, None
         of_tokens = adapters[host.row_of_token]
         if not self._on_gpu:
-            return _staged(*order_tokens(of_tokens), staging)
-        if shape is None:
-            return _staged(*tile_tokens(of_tokens, GPU_TILE), staging, of_tokens)
-        return self._staged_padded(of_tokens, shape.rows, staging)
-
-    def stage_dummies(self, host: HostBatch, staging: CopiedColumns) -> Tiles:
-        """Stage the maximum number of tiles for a step of this size, in which no token has an adapter."""
-        none = np.zeros(len(host.token_ids), dtype=np.int64)
-        if not self._on_gpu:
-            return _staged(*order_tokens(none), staging)
-        return self._staged_padded(none, len(host.slots), staging)
+            tiles = _staged(*order_tokens(of_tokens), staging)
+        elif shape is not None or not adapters.any():
+            tiles = self._staged_padded(of_tokens, len(host.slots), staging)
+        else:
+            tiles = _staged(*tile_tokens(of_tokens, GPU_TILE), staging, of_tokens)
+        if adapted is not Adapted.EXPERTS:
+            return tiles, None
+        return tiles, staging.add(np.where(self._updates.changes_experts[of_tokens], of_tokens, 0))
 
     def _staged_padded(self, of_tokens: IntArray, num_rows: int, staging: CopiedColumns) -> Tiles:
         """Stage the tiles of these tokens, padded with empty ones to the maximum for such a step."""

@@ -29,13 +29,9 @@ class Batch:
 
 
 class BatchBuffers:
-    """Builds a step's batch in persistent buffers, and advances the slots' lengths.
-
-    Args:
-        by_length: Whether the model's rope depends on a sequence's length.
-        device_tokens: Looks up drafts and other tokens that only the device knows; None if rows read only the token
-            that their slot sampled last.
-    """
+    """Builds a step's batch in persistent buffers, and advances the slots' lengths. `by_length` says whether the
+    model's rope depends on a sequence's length. Without `device_tokens`, rows read only the token that their slot
+    sampled last."""
 
     def __init__(
         self,

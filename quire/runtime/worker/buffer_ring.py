@@ -17,12 +17,9 @@ class BufferRing:
     The host counts the steps that it stages, and the device counts the steps that it runs. Both agree, because each
     `StagedColumns` is copied exactly once before the next step begins.
 
-    Args:
-        in_flight: Maximum steps in flight; the ring has one buffer more.
-
     Attributes:
         has_device_memory: Whether the device has its own memory. If not, host and device share a single buffer.
-        size: Number of buffers.
+        size: Number of buffers: one more than steps may be in flight.
         device_steps: [programs] int64, the steps that the device has begun, as each program of `copy_inputs_from_host`
             counts them.
     """

@@ -160,12 +160,6 @@ class GraphShapes:
         shapes = self._decode + self._with_prompts + self._short
         return sorted(shapes, key=lambda shape: (shape.tokens, shape.sampled), reverse=True)
 
-    def for_step(self, tokens: int, rows: int, sampled: int, decode_rows: int) -> GraphShape | None:
-        """Return the smallest shape for a step of these sizes, or None. `decode_rows` of its rows have one token."""
-        if tokens == rows == sampled:
-            return self.for_decode(rows)
-        return self.for_prompts(tokens, rows, decode_rows, sampled)
-
     def for_decode(self, rows: int) -> GraphShape | None:
         at = bisect_left(self._decode, rows, key=lambda shape: shape.rows)
         return self._decode[at] if at < len(self._decode) else None
@@ -174,6 +168,7 @@ class GraphShapes:
         return next((shape for shape in self._short if shape.holds(tokens, rows, rows, sampled)), None)
 
     def for_prompts(self, tokens: int, rows: int, decode_rows: int, sampled: int = 0) -> GraphShape | None:
+        """Return the smallest shape for a step with prompts, or None. `decode_rows` of its rows have one token."""
         return next((shape for shape in self._with_prompts if shape.holds(tokens, rows, decode_rows, sampled)), None)
 
     def mixed_sizes(self, most: int) -> list[tuple[int, int]]:

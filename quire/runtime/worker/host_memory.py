@@ -34,11 +34,8 @@ def lazy_zeros(shape: Sequence[int], dtype: torch.dtype, device: torch.device) -
 
 
 def trim_heap() -> None:
-    """Return freed memory that the C library keeps to the system, if the library supports it.
-
-    Reading weights frees a plain copy of each weight after it is packed. glibc keeps many of these copies for later
-    allocations, about a fifth of the weights' size.
-    """
+    """Return freed memory that the C library keeps to the system, if the library supports it: glibc keeps about a fifth
+    of the weights' size, since each weight is copied before it is packed."""
     trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
     if trim is not None:
         trim(0)

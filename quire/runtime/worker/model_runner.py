@@ -72,7 +72,6 @@ class ModelRunner:
     Args:
         limits: Maximum sizes of a step, for which buffers are allocated.
         by_length: Whether the model's rope depends on a sequence's length.
-        logprobs_mode: Which kind of log probabilities is reported.
         max_logprobs: Maximum tokens that a request may have reported beside the sampled one; -1 for all.
         updates: What adapters change in the model; None without adapters.
         states: Hidden states that a draft head reads, told of each step before its model runs; None without a head.
@@ -80,7 +79,6 @@ class ModelRunner:
         synthetic: Decides in place of the model which drafts are accepted; None: the model decides.
         device_tokens: Looks up tokens that only the device knows, for a draft model; a model that verifies makes its
             own.
-        in_flight: Maximum steps in flight.
 
     Attributes:
         runs_ahead: Whether steps are only launched, so that the host may not know yet what they sample.
@@ -138,23 +136,11 @@ class ModelRunner:
         if model.has_logits:  # else a later stage of a pipeline samples
             verified = max(limits.rows, MAX_SHORT_TOKENS) if limits.drafts else 0
             self._sampler = sampler = Sampler(
-                slots,
-                max(limits.rows, most),
-                logprobs_mode,
-                ring,
-                max_masked=most,
-                stages=stages,
-                rows=verified,
+                slots, max(limits.rows, most), logprobs_mode, ring, max_masked=most, stages=stages, rows=verified
             )
             if limits.drafts:
                 self._verifier = Verifier(
-                    slots,
-                    most,
-                    logprobs_mode,
-                    bitmasks=sampler.bitmasks,
-                    outputs=sampler.outputs,
-                    synthetic=synthetic,
-                    runs_ahead=self.runs_ahead,
+                    slots, most, logprobs_mode, sampler.bitmasks, sampler.outputs, synthetic, runs_ahead=self.runs_ahead
                 )
         self._keeps_verified = verifies and adapters is None
         self._masked_step: MaskedStepHandle | None = None
@@ -216,7 +202,7 @@ class ModelRunner:
         verify."""
         if (kept := self._stager.kept(key)) is None:
             return None
-        step = Step(plan, StepKind.VERIFY, kept.host, timer, drafts, shape=kept.shape, alike=kept.columns)
+        step = Step(plan, StepKind.VERIFY, kept.host, timer, drafts, shape=kept.shape, alike=kept.alike)
         self._begin_verifying(step)
         return step if step.verified_by_graph else None
 
@@ -232,16 +218,14 @@ class ModelRunner:
         if step.kind is StepKind.VERIFY:
             self._begin_verifying(step)
         elif step.kind is StepKind.SAMPLE and self._sampler is not None:
-            self._sampler.begin(step)
-            can_stop = step.shape is not None and self._replayable.can_stop
-            step.stops_at_logits = can_stop and self._sampler.needs_bitmasks_only(step)
+            self._sampler.begin(step, can_stop=step.shape is not None and self._replayable.can_stop)
         return step
 
     def _begin_drafting(self, plan: Plan) -> Step:
         """Make the step of a draft model's plan, and reuse what was staged for a step with the same key."""
         key = drafting_key(plan)
         if (kept := self._stager.kept(key)) is not None:
-            return Step(plan, StepKind.DRAFT, kept.host, shape=kept.shape, alike=kept.columns)
+            return Step(plan, StepKind.DRAFT, kept.host, shape=kept.shape, alike=kept.alike)
         host = HostBatch.of(plan, self.slots.host.max_lengths)
         self.slots.host.max_lengths[host.slots] += host.counts
         step = Step(plan, StepKind.DRAFT, host, adapted=self._adapted(host))

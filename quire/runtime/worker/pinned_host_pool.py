@@ -32,7 +32,6 @@ class PinnedHostPool:
     Args:
         pin: Makes a pinned tensor of the given number of uint8; raises RuntimeError if no more memory can be pinned.
         unpin: Releases such a tensor.
-        part_bytes: Memory to pin at a time.
 
     Attributes:
         num_ready: Blocks 0 to num_ready - 1 may be used. The number grows while the thread runs.
@@ -57,8 +56,7 @@ class PinnedHostPool:
         self._unpin = unpin
         self._pause_s = pause_s
         self._part = max(1, part_bytes // self._block_bytes)  # blocks of a part; the last one may have fewer
-        self._pinned: list[Tensor] = []
-        self._parts: list[Tensor] = []  # the same, as [blocks of the part, *shape]
+        self._parts: list[Tensor] = []  # [blocks of the part, *shape]
         self._closed = threading.Event()
         self._thread: threading.Thread | None = None
 
@@ -85,9 +83,8 @@ class PinnedHostPool:
         self._closed.set()
         if self._thread is not None:
             self._thread.join()
-        self._parts.clear()
-        while self._pinned:
-            self._unpin(self._pinned.pop())
+        while self._parts:
+            self._unpin(self._parts.pop())
 
     def _prepare(self) -> None:
         while self.num_ready < self._num_blocks and not self._closed.is_set():
@@ -98,7 +95,6 @@ class PinnedHostPool:
                 ready, planned = (format_bytes(n * self._block_bytes) for n in (self.num_ready, self._num_blocks))
                 _log.warning("swap        only %s of %s of --swap-space is in use: %s", ready, planned, error)
                 return
-            self._pinned.append(memory)
             self._parts.append(memory.view(self._dtype).view(blocks, *self._shape))
             self.num_ready += blocks
             self._closed.wait(self._pause_s)

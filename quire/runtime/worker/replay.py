@@ -38,17 +38,14 @@ class Replayable(Protocol):
 
     def covers(self, step: Step) -> GraphShape | None:
         """Return the shape that the step must be padded to, or None if it cannot be replayed."""
-        ...
 
     def replay(self, step: Step) -> Tensor:
         """Replay a staged step that `covers` accepted. Returns [sampled, vocab] logits, which are valid until the next
         replay."""
-        ...
 
     def replay_rest(self) -> None:
         """Replay the rest of the last step, which stopped at its logits. The step samples from the logits as they are
         now."""
-        ...
 
 
 class CudaGraphs:
@@ -89,7 +86,9 @@ class CudaGraphs:
             short = self.shapes.for_short(tokens, rows, sampled)
             if short is not None:
                 return short
-        return self.shapes.for_step(tokens, rows, sampled, host.decode_rows)
+        if host.is_decode:
+            return self.shapes.for_decode(rows)
+        return self.shapes.for_prompts(tokens, rows, host.decode_rows, sampled)
 
     def replay(self, step: Step) -> Tensor:
         assert step.shape is not None, "no graph covers the step"

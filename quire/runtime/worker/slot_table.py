@@ -90,7 +90,6 @@ class SlotTable:
     Args:
         sequences: Number of sequences; slots 0 to sequences - 1 hold them, and one more is the dummy.
         blocks: Width of a block table, which is the number of blocks of the longest sequence.
-        groups: Number of KV groups.
         drafts: Maximum draft tokens of a row.
 
     Attributes:
@@ -118,11 +117,8 @@ class SlotTable:
         self._ints = torch.zeros((len(_INTS), slots), dtype=torch.int64, device=device)
         self._floats = torch.zeros((len(_FLOATS), slots), device=device)
         self._tables = torch.zeros((groups, slots, blocks), dtype=torch.int64, device=device)
-        columns = dict(zip((*_INTS, *_FLOATS), (*self._ints, *self._floats), strict=True))
-        self.length, self.rope_length = columns["length"], columns["rope_length"]
-        self.last_token, self.num_sampled = columns["last_token"], columns["num_sampled"]
-        self.seed, self.top_k = columns["seed"], columns["top_k"]
-        self.temperature, self.top_p, self.min_p = columns["temperature"], columns["top_p"], columns["min_p"]
+        self.length, self.rope_length, self.last_token, self.seed, self.num_sampled, self.top_k = self._ints  # as _INTS
+        self.temperature, self.top_p, self.min_p = self._floats
         self.tables = self._tables.unbind()
         self.drafts = torch.zeros((slots, drafts), dtype=torch.int64, device=device)
         self.recent = torch.zeros((slots, drafts + 1), dtype=torch.int64, device=device)

@@ -8,10 +8,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-import numpy as np
 from torch import Tensor
 
-from quire.compute.attention.metadata import IntArray
 from quire.compute.mesh import Mesh
 from quire.foundation.messages.workers import Plan
 from quire.runtime.worker.steps_in_flight import SampledSteps
@@ -28,10 +26,6 @@ class StageTokens:
         self._mesh = mesh
         self._sampled = SampledSteps()
         self._taken = 0
-
-    def column(self, plan: Plan) -> IntArray:
-        """Return the host column [1] int64 with the step's number, by which other stages know its streams."""
-        return np.array([plan.step], dtype=np.int64)
 
     def begin(self, column: Tensor | None) -> None:
         """Begin the step whose model runs next. A captured graph includes this call."""

@@ -32,14 +32,8 @@ class StagingBuffer:
         staged = zero_copy.finish()
         staged.copy_to_device()
 
-    The tensors are valid until the ring reuses the step's buffer. A column that does not fit is uploaded separately.
-
-    Args:
-        capacity: Number of entries of the buffer.
-        ring: The ring of host buffers; on a CPU it has one, which is also the device's buffer.
-
-    Attributes:
-        overflowed: Whether a column of the current step did not fit.
+    The tensors are valid until the ring reuses the step's buffer. A column that does not fit into the `capacity`
+    entries is uploaded separately, and sets `overflowed`. On a CPU the ring has one buffer, which is the device's too.
     """
 
     def __init__(self, capacity: int, ring: BufferRing) -> None:
@@ -145,11 +139,14 @@ class StagedColumns:
     """The staged columns of a step, in its host buffer `array`. The device copies the first `num_copied` entries once,
     by `copy_to_device` or in the replay of a graph. `is_copied` says whether the copy was launched."""
 
-    __slots__ = ("_array", "_buffer", "is_copied", "num_copied")
+    __slots__ = ("_array", "_buffer", "_is_captured", "is_copied", "num_copied")
 
-    def __init__(self, buffer: StagingBuffer, array: npt.NDArray[np.int64], num_copied: int) -> None:
+    def __init__(
+        self, buffer: StagingBuffer, array: npt.NDArray[np.int64], num_copied: int, *, is_captured: bool = False
+    ) -> None:
         self._buffer = buffer
         self._array = array
+        self._is_captured = is_captured
         self.num_copied = num_copied
         self.is_copied = False
 
@@ -159,7 +156,9 @@ class StagedColumns:
         return self._array[: self.num_copied].copy()
 
     def copy_to_device(self) -> None:
-        self.copy_by_replay()
+        """Launch the copy, or put it into the graph that is being captured."""
+        if not self._is_captured:
+            self.copy_by_replay()
         self._buffer.launch_copy(self.num_copied)
 
     def copy_by_replay(self) -> None:
@@ -168,20 +167,10 @@ class StagedColumns:
         self.is_copied = True
 
     def captured(self) -> StagedColumns:
-        """Return the columns for the capture of a step that has already copied its own; the capture includes their
-        copy."""
+        """Return the columns for the capture of a step that has already copied its own. Each replay copies the same
+        number of entries from the buffer staged last."""
         assert self.is_copied, "the step that is captured has not copied its columns"
-        return _CapturedColumns(self._buffer, self._array, self.num_copied)
-
-
-class _CapturedColumns(StagedColumns):
-    """The columns of a captured step. Each replay copies the same number of entries from the buffer staged last."""
-
-    __slots__ = ()
-
-    def copy_to_device(self) -> None:
-        """Launch the copy into the graph that is being captured."""
-        self._buffer.launch_copy(self.num_copied)
+        return StagedColumns(self._buffer, self._array, self.num_copied, is_captured=True)
 
 
 def to_device_memory(column: Tensor) -> Tensor:

@@ -17,7 +17,7 @@ from quire.compute.attention.metadata import AttentionMetadata, IntArray
 from quire.foundation.messages.workers import Plan, TokenLogprobs
 from quire.models.lora.step_tiles import Adapted
 from quire.runtime.worker.speculation.step_drafts import NO_DRAFTS, DraftColumns, StepDrafts
-from quire.runtime.worker.step_handle import HostTimer, StepTimer
+from quire.runtime.worker.step_handle import StepTimer
 
 if TYPE_CHECKING:
     from quire.compute.kernels.reference.lora import Tiles
@@ -83,8 +83,6 @@ class Step:
 
     Attributes:
         host: The rows, before padding.
-        drafts: The drafts to verify.
-        adapted: What adapters change in the model for these rows.
         shape: The captured shape that the step is padded to and replayed as; None: it is launched kernel by kernel.
         key: The key under which the staged columns are kept for later steps; empty if they are not kept.
         alike: Copied columns of an earlier step with the same key, which are staged again; None if there is no such
@@ -98,8 +96,8 @@ class Step:
         masked: [masked], indices into `late` of the positions that wait for bitmasks.
         logprobs: The log probabilities to report of sampled tokens; None if none are asked for.
         prompts: Collects log probabilities of prompts; None if none are asked for.
-        inputs: The columns on the device, set when they are staged; not set in a step with `alike`.
-        staged: The copy of the columns to the device, set when they are staged.
+        inputs, staged: The columns on the device, and their copy to it. `stage` sets them, but no `inputs` in a step
+            with `alike`.
         late_columns: What the device needs to sample `late`: in a SAMPLE step positions, slots and masked ones; in a
             VERIFY step slots, offsets, next drafts and ends. None if nothing is late or the step stops at its logits.
     """
@@ -107,7 +105,7 @@ class Step:
     plan: Plan
     kind: StepKind
     host: HostBatch
-    timer: StepTimer = field(default_factory=HostTimer)
+    timer: StepTimer = field(default_factory=StepTimer)
     drafts: StepDrafts = NO_DRAFTS
     adapted: Adapted = Adapted.NOTHING
     shape: GraphShape | None = None

@@ -64,42 +64,31 @@ class MaskedStepHandle:
 
 
 StepHandle = LaunchedStep | MaskedStepHandle
+Events = tuple[torch.cuda.Event, torch.cuda.Event]
+"""The beginning and the end of a step on a stream."""
 
 
-class HostTimer:
-    """Times a step that is computed as it is launched."""
+class StepTimer:
+    """Times a step: on a CPU by the clock while the step is launched, on a GPU by events on its `stream`."""
 
-    def __init__(self) -> None:
+    def __init__(self, stream: torch.cuda.Stream | None = None, events: Events | None = None) -> None:
+        self._stream = stream
+        self._events = events
         self._began = time.perf_counter()
 
     def stop(self, finish: Callable[[float], Result]) -> StepHandle:
-        """End the step; `finish` receives its duration in milliseconds."""
-        result = finish((time.perf_counter() - self._began) * 1e3)
-        return LaunchedStep(lambda: result)
-
-    def wait(self) -> None:
-        """Do nothing: no work is left to wait for."""
-
-
-class StreamTimer:
-    """Times a step on a GPU's stream, by events before and after it."""
-
-    def __init__(self, stream: torch.cuda.Stream, began: torch.cuda.Event, ended: torch.cuda.Event) -> None:
-        self._stream = stream
-        self._began = began
-        self._ended = ended
-
-    def stop(self, finish: Callable[[float], Result]) -> StepHandle:
-        """Record the end of the step on the stream; `finish` later receives its duration in milliseconds."""
-        self._ended.record(self._stream)
-        return LaunchedStep(lambda: finish(self._began.elapsed_time(self._ended)), self._ended)
+        """End the step; `finish` receives its duration in milliseconds, on a GPU once the device is done."""
+        if self._events is None:
+            result = finish((time.perf_counter() - self._began) * 1e3)
+            return LaunchedStep(lambda: result)
+        began, ended = self._events
+        ended.record(self._stream)
+        return LaunchedStep(lambda: finish(began.elapsed_time(ended)), ended)
 
     def wait(self) -> None:
         """Wait until the device has finished what is launched so far."""
-        self._stream.synchronize()
-
-
-StepTimer = HostTimer | StreamTimer
+        if self._stream is not None:
+            self._stream.synchronize()
 
 
 class StepTimers:
@@ -119,7 +108,7 @@ class StepTimers:
     def start(self) -> StepTimer:
         """Begin a step now, or at the recorded end of the step before if that still runs."""
         if self._device.type == "cpu":
-            return HostTimer()
+            return StepTimer()
         stream = torch.cuda.current_stream(self._device)
         began, ended = next(self._events)
         if self._last is None or self._last.query():  # type: ignore[no-untyped-call]
@@ -127,7 +116,7 @@ class StepTimers:
         else:
             began = self._last
         self._last = ended
-        return StreamTimer(stream, began, ended)
+        return StepTimer(stream, (began, ended))
 
 
 def _timed_event() -> torch.cuda.Event:

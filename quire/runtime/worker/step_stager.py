@@ -2,19 +2,12 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
 import numpy as np
-from torch import Tensor
 
 from quire.compute.attention.backend import AttentionBackend
 from quire.compute.attention.metadata import AttentionMetadata, IntArray
-from quire.compute.kernels.reference.lora import Tiles
 from quire.foundation.messages.workers import Plan
-from quire.models.lora.step_tiles import Adapted
 from quire.runtime.worker.adapter_rows import AdapterRows
-from quire.runtime.worker.graph_shapes import GraphShape
-from quire.runtime.worker.host_batch import HostBatch
 from quire.runtime.worker.kv_transfer import BlockMoves, BlockTransfer
 from quire.runtime.worker.slot_table import SlotTable, SlotUpdates
 from quire.runtime.worker.speculation.step_drafts import DraftColumns, StepDrafts, draft_columns, padded_columns
@@ -23,21 +16,8 @@ from quire.runtime.worker.staging_buffer import CopiedColumns, StagedColumns, St
 from quire.runtime.worker.step import Step, StepInputs, StepKey, StepKind
 
 _MAX_KEPT = 256
-"""Maximum number of kept steps. While the same sequences run, few steps differ."""
-
-
-class KeptStep(NamedTuple):
-    """What was staged for a step, kept for later steps with the same key. If drafts stay on the device, a draft model's
-    steps and the steps that verify its drafts do not differ in anything that the host knows.
-
-    Attributes:
-        host: The rows; their `max_lengths` are out of date.
-        columns: The columns that are copied to the device.
-    """
-
-    host: HostBatch
-    shape: GraphShape
-    columns: IntArray
+"""Maximum number of kept steps. While the same sequences run, few steps differ: if drafts stay on the device, the host
+knows the same of all steps of a draft model, and of all that verify its drafts."""
 
 
 class StepStager:
@@ -62,7 +42,7 @@ class StepStager:
         self._stages = stages
         self._verifies = verifies
         self._on_cpu = slots.device.type == "cpu"
-        self._kept: dict[StepKey, KeptStep] = {}
+        self._kept: dict[StepKey, Step] = {}
 
     def stage(self, step: Step) -> None:
         """Stage the step's columns, make its plan's changes, and wait for tokens from other stages that its rows read.
@@ -73,13 +53,14 @@ class StepStager:
         step.staged = staged = self._stage_changes(step.plan, self._stage_columns(step))
         if self._stages is not None:
             self._stages.await_tokens(step.plan, self._slots.last_token)
-        if step.key and step.shape is not None:
+        if step.key:
             step.alike = staged.copied
             if len(self._kept) >= _MAX_KEPT:
                 self._kept.clear()
-            self._kept[step.key] = KeptStep(step.host, step.shape, step.alike)
+            self._kept[step.key] = step
 
-    def kept(self, key: StepKey) -> KeptStep | None:
+    def kept(self, key: StepKey) -> Step | None:
+        """Return the staged step with this key, or None. Its `max_lengths` are out of date."""
         return self._kept.get(key)
 
     def stage_dummy(self, step: Step) -> None:
@@ -113,7 +94,10 @@ class StepStager:
         if not host.is_short:
             limits = None if shape is None else shape.limits
             metadata = self._attention.build_metadata(host.counts, host.max_lengths, limits)
-        copied = self._staging.begin()
+        copied, tiles, expert_slots = self._staging.begin(), None, None
+        if self._adapters is not None:
+            adapters = self._slots.host.adapters[host.slots]
+            tiles, expert_slots = self._adapters.stage(step.adapted, host, adapters, shape, copied)
         step.inputs = StepInputs(
             slots=copied.add(host.slots),
             token_ids=copied.add(host.token_ids),
@@ -124,9 +108,9 @@ class StepStager:
             sampled_slots=copied.add(sampled_slots),
             logits_indices=copied.add(host.logits_indices) if selects else None,
             drafts=_stage_drafts(step, copied) if verifies else None,
-            tiles=self._stage_tiles(step, host, copied),
-            expert_slots=self._stage_expert_slots(step, host, copied),
-            stage_step=None if self._stages is None else copied.add(self._stages.column(step.plan)),
+            tiles=tiles,
+            expert_slots=expert_slots,
+            stage_step=None if self._stages is None else copied.add(np.array([step.number], dtype=np.int64)),
         )
         zero_copy = copied.end()
         if late is not None:
@@ -141,21 +125,6 @@ class StepStager:
         self._slots.apply(slot_updates)
         self._transfer.apply(plan, block_moves)
         return staged
-
-    def _stage_tiles(self, step: Step, host: HostBatch, copied: CopiedColumns) -> Tiles | None:
-        """Stage the tiles of the step's adapters; returns None if adapters change nothing."""
-        if self._adapters is None or step.adapted is Adapted.NOTHING:
-            return None
-        adapters = self._slots.host.adapters[host.slots]
-        if step.shape is None and not adapters.any():
-            return self._adapters.stage_dummies(host, copied)
-        return self._adapters.stage(host, adapters, copied, step.shape)
-
-    def _stage_expert_slots(self, step: Step, host: HostBatch, copied: CopiedColumns) -> Tensor | None:
-        """Stage the slots of adapters that change experts; returns None if no adapter does."""
-        if self._adapters is None or step.adapted is not Adapted.EXPERTS:
-            return None
-        return self._adapters.stage_expert_slots(host, self._slots.host.adapters[host.slots], copied)
 
 
 def late_columns(step: Step) -> IntArray | None:

@@ -179,14 +179,11 @@ def left_out(checkpoint: Checkpoint, spec: ModelSpec) -> Iterator[str]:
 def _is_rotary(value: Tensor, spec: ModelSpec) -> bool:
     """Whether these are the model's rope frequencies, before or after scaling."""
     width = spec.attention.head_dim
-    expected = [rotary_frequencies(each, width) for rope in spec.ropes for each in (rope, _plain(rope))]
+    plain = [RopeSpec(rope.theta, None, rope.share) for rope in spec.ropes]
+    expected = [rotary_frequencies(each, width) for each in (*spec.ropes, *plain)]
     return any(
         value.shape == each.shape and torch.allclose(value, each, rtol=_TOLERANCE, atol=_SMALLEST) for each in expected
     )
-
-
-def _plain(rope: RopeSpec) -> RopeSpec:
-    return RopeSpec(rope.theta, None, rope.share)
 
 
 def _is_causal(value: Tensor) -> bool:

@@ -1,9 +1,4 @@
-"""One device's worker: loads the model, allocates its KV cache, and runs plans. It does not know requests or the
-scheduler.
-
-The Config must be resolved: `model` is a directory, and device, dtype and lengths are chosen. On a CPU the size of the
-KV cache is chosen too; on a GPU the worker measures it.
-"""
+"""One device's worker: loads the model, allocates its KV cache, and runs plans, without knowing requests."""
 
 from __future__ import annotations
 
@@ -31,7 +26,7 @@ from quire.foundation.messages.workers import DeviceLimits, MaskedDrafts, Plan, 
 from quire.models.layers.factory import LayerFactory
 from quire.models.lora.loader import DeviceAdapterLoader
 from quire.models.lora.updates import AdapterMemory
-from quire.models.model import build_model
+from quire.models.model import Stage, build_model
 from quire.models.rank_share import rank_share
 from quire.models.spec import ModelSpec, read_spec
 from quire.planning.draft_model import draft_model_bytes
@@ -42,7 +37,7 @@ from quire.runtime.worker.kv_transfer import BlockTransfer, JoinedTransfer
 from quire.runtime.worker.slot_table import SlotTable
 from quire.runtime.worker.speculation.adaptive import AdaptiveDrafter
 from quire.runtime.worker.speculation.drafters import Drafter, build_drafter
-from quire.runtime.worker.speculation.hidden_states import Loan, ModelStates, model_states
+from quire.runtime.worker.speculation.hidden_states import HeadStates, Loan, ModelStates, model_states
 from quire.runtime.worker.stage_tokens import StageTokens
 from quire.runtime.worker.startup import gpu_memory
 from quire.runtime.worker.startup.compile_warmup import launch_all_kernels, reduced_model
@@ -67,6 +62,8 @@ class Worker:
     """Owns the device's tensors. Call `load` once before any `execute`, both in the same thread.
 
     Args:
+        config: Resolved settings: `model` is a directory; device, dtype and lengths are chosen. On a CPU the size of
+            the KV cache is chosen too; on a GPU the worker measures it.
         precompiler: Compiles kernels while weights are read; None: each kernel is compiled at its first launch.
         mesh: The worker's place among the workers that compute one model together; None: it is alone.
         collectives: Collectives of the ranks that divide each layer.
@@ -191,7 +188,7 @@ class Worker:
         if self._kv_scales is not None:
             with self._stage("kv_scales"):
                 choose_kv_scales(self._config, share, model, self._kv_scales)
-        states = model_states(self._config, spec, options, model.embed)
+        states = model_states(self._config, spec, options)
         if states is not None:
             model.reader = states
         with gpu_memory.room_for("what all sequences hold", "lower --max-num-seqs, or give a smaller model"):
@@ -316,13 +313,13 @@ class Worker:
         yield
         self._startup[name] = self._clock.now() - began
 
-    def _compile_only(self) -> AbstractContextManager[None]:
-        return nullcontext() if self._precompiler is None else self._precompiler.warmup()
+    def _compile_only(self, *, deferred: bool = False) -> AbstractContextManager[None]:
+        """Return a context that compiles kernels without running them, if there is a precompiler."""
+        return nullcontext() if self._precompiler is None else self._precompiler.warmup(deferred=deferred)
 
     def _deferred(self) -> AbstractContextManager[None]:
-        """Return a context that compiles kernels without running them, if there is a precompiler. The start does not
-        wait for these kernels, because only some requests need them."""
-        return nullcontext() if self._precompiler is None else self._precompiler.warmup(deferred=True)
+        """Return a context for kernels that the start does not wait for, because only some requests need them."""
+        return self._compile_only(deferred=True)
 
     def _warm_up_compilation(self, spec: ModelSpec) -> bool:
         """Compile all kernels, or load them from disk, while weights are read. Returns False if memory was missing.
@@ -368,7 +365,10 @@ class Worker:
     def _load_draft_model(self, loaded: LoadedModel, config: Config) -> StartingRunner:
         """Load a draft model or head with its own `config`, and return its runner. `loaded` is the model that
         verifies."""
-        loan = loaded.states.loan() if isinstance(loaded.states, ModelStates) else None
+        loan = None
+        if isinstance(loaded.states, ModelStates):
+            assert isinstance(loaded.model, Stage), "a model lends its embedding"
+            loan = Loan(loaded.model.embed, HeadStates(loaded.states.states))
         with self._stage("draft_model"):
             worker = Worker(config, self._clock, loan=loan, followed=self._slots_to_follow)
             worker.load()

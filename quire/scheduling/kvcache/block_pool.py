@@ -23,11 +23,7 @@ _LETTERS = (_HELD + _CACHED).ljust(256)
 
 
 class BlockPool:
-    """Hands out blocks 1..num_blocks.
-
-    Args:
-        num_blocks: Usable blocks, the dummy not counted.
-        block_size: Tokens per block.
+    """Hands out blocks 1..num_blocks, of `block_size` tokens each; block 0 is the dummy.
 
     Attributes:
         has_cached_watched: Whether a block with a key given to `watch` has entered the cache since.

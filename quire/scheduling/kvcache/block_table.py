@@ -193,9 +193,7 @@ class BlockTable:
 
         A group with a window needs only the blocks that the next token sees.
 
-        Args:
-            hashes: The chain of the sequence, by block; read no further than there may be a hit.
-            length: Maximum number of tokens to match.
+        `hashes` are the sequence's, by block, read no further than there may be a hit. At most `length` tokens match.
         """
         pool, size = self._pool, self._pool.block_size
         full = next((number for number, group in enumerate(self._groups) if group.reach is None), None)

@@ -24,8 +24,8 @@ class MicroBatches:
         at once, so a few rows do not wait for turns that nobody else takes. Of the steps that are in the stages
         together, each row is in one at most, so every row moves once in as many steps.
 
-        Args:
-            uncomputed: Tokens that each running request could compute, in queue order; set to 0 for those that wait.
+        `uncomputed` are the tokens that each running request could compute, in queue order; they become 0 for those
+        that wait.
         """
         if self._stages == 1:
             return

@@ -12,14 +12,11 @@ _NO_TOKEN = -1
 
 
 class RepetitionDetector:
-    """Watches one output, token by token.
+    """Watches one output, token by token. Tokens of `output` are known already and are not checked themselves.
 
     For each pattern size s it counts how many of the last tokens equal the token s places before them. The output ends
     with `min_count` copies of a pattern of size s when that count reaches s * (min_count - 1). So a token costs one
     comparison per size, however long the output is.
-
-    Args:
-        output: Tokens that are known already and are not checked themselves.
     """
 
     def __init__(self, params: RepetitionDetectionParams, output: Sequence[int] = ()) -> None:

@@ -51,10 +51,8 @@ class ScheduledStep:
 
 
 class Step:
-    """A step in the making: rows in batch order, and the changes to slots and blocks that come before them.
-
-    Args:
-        masks: Whether any request is sampled under masks.
+    """A step in the making: rows in batch order, and the changes to slots and blocks that come before them. `masks`
+    says whether any request is sampled under masks.
 
     Attributes:
         requests: The request of each row of the batch.

@@ -12,11 +12,8 @@ class NgramIndex:
     """A sequence's tokens, and where each run of them ended last.
 
     Appending a token and looking up the last ones take the same time however long the sequence is. What it begins with
-    is read as `catch_up` says, so that a long prompt holds nobody up.
-
-    Args:
-        tokens: What it begins with.
-        longest, shortest: Runs of so many tokens are looked for, longer ones first.
+    is read as `catch_up` says, so that a long prompt holds nobody up. Runs of `longest` to `shortest` tokens are looked
+    for, longer ones first.
 
     Attributes:
         tokens: All tokens of the sequence.

@@ -29,7 +29,7 @@ def tokens_a_ms(machine: str, rows: int, rate: float, steps: int, drafts: int | 
     for step in range(steps):
         for slot in slots if step % 50 == 0 else ():
             if rng.random() < 0.3:
-                lengths.acceptance.admit(slot)
+                lengths.admit(slot)
         given = lengths.choose(rows, slots, most).drafts if drafts is None else np.full(rows, drafts)
         passes, tokens = int(given.max()), rows + int(given.sum())
         ms = step_ms(tokens) * rng.lognormvariate(0, 0.1)
@@ -39,10 +39,10 @@ def tokens_a_ms(machine: str, rows: int, rate: float, steps: int, drafts: int | 
             accepted = next((number for number in range(proposed) if rng.random() >= rate), proposed)
             brought += 1 + accepted
             if proposed:
-                lengths.acceptance.learn_found(slot, True)
-                lengths.acceptance.learn(slot, accepted, proposed)
+                lengths.found.learn(slot, True, 1)
+                lengths.learn_accepted(slot, accepted, proposed)
             else:
-                lengths.acceptance.rest(slot)
+                lengths.acceptance.fade(slot)
         if passes:
             lengths.drafting.learn(passes, rows, drafting_ms)
         lengths.learn_step(tokens, ms, asked=bool(passes))
@@ -75,8 +75,8 @@ def test_the_less_drafts_bring_the_more_often_they_are_held_against_none() -> No
     def without(drafts_ms: float) -> list[int]:
         lengths, found = DraftLengths(), list[int]()
         for _ in range(200):
-            lengths.acceptance.learn_found(0, True)
-            lengths.acceptance.learn(0, MOST, MOST)
+            lengths.found.learn(0, True, 1)
+            lengths.learn_accepted(0, MOST, MOST)
         for step in range(1_000):
             given = int(lengths.choose(1, [0], np.array([MOST])).drafts[0])
             lengths.learn_step(1 + given, drafts_ms if given else 4.0, asked=bool(given))
@@ -115,7 +115,7 @@ def test_where_asking_for_drafts_takes_time_it_is_never_slower(
         asked = bool(given.any())
         for slot in slots if asked else ():
             lucky = rng.random() < found
-            lengths.acceptance.learn_found(slot, lucky)
+            lengths.found.learn(slot, lucky, 1)
             given[slot] *= lucky
         tokens, passes = rows + int(given.sum()), int(given.max())
         ms = (step_ms(tokens) + WAIT_MS * asked) * rng.lognormvariate(0, 0.1)
@@ -125,7 +125,7 @@ def test_where_asking_for_drafts_takes_time_it_is_never_slower(
             accepted = next((number for number in range(proposed) if rng.random() >= rate), proposed)
             brought += 1 + accepted
             if proposed:
-                lengths.acceptance.learn(slot, accepted, proposed)
+                lengths.learn_accepted(slot, accepted, proposed)
         if passes:
             lengths.drafting.learn(passes, rows, drafting_ms)
         lengths.learn_step(tokens, ms, asked=asked)
@@ -158,8 +158,8 @@ def test_what_the_first_of_several_steps_with_drafts_takes_longer_is_no_obstacle
         ms = (ms_of(given) + first_ms * (given > 0 and not before)) * rng.lognormvariate(0, 0.1)
         spent, brought, before = spent + ms, brought + 1 + accepted, given > 0
         if given:
-            lengths.acceptance.learn_found(0, True)
-            lengths.acceptance.learn(0, accepted, given)
+            lengths.found.learn(0, True, 1)
+            lengths.learn_accepted(0, accepted, given)
         lengths.learn_step(1 + given, ms, asked=given > 0)
     fixed = [sum(rate**number for number in range(1 + drafts)) / ms_of(drafts) for drafts in range(1 + MOST)]
     assert brought / spent >= 0.98 * fixed[0]
@@ -178,9 +178,9 @@ def test_drafts_come_back_when_they_pay_again() -> None:
             if given:
                 drafted += 1
                 lengths.drafting.learn(given, 1, 0.5 * given)
-                lengths.acceptance.learn_found(0, True)
+                lengths.found.learn(0, True, 1)
                 accepted = next((number for number in range(given) if rng.random() >= rate), given)
-                lengths.acceptance.learn(0, accepted, given)
+                lengths.learn_accepted(0, accepted, given)
         return drafted
 
     assert run(200, 0.9, 1) > 190
@@ -193,7 +193,7 @@ def test_one_row_is_given_what_pays_for_it() -> None:
     lengths = DraftLengths()
     for _ in range(200):
         for slot in range(8):
-            lengths.acceptance.learn(slot, MOST if slot else 0, MOST)
+            lengths.learn_accepted(slot, MOST if slot else 0, MOST)
         for tokens in (8, 16, 40):
             lengths.steps.learn(tokens, 4 + 0.1 * tokens)
         lengths.drafting.learn(MOST, 8, 0.8)

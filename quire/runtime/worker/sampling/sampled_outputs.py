@@ -25,21 +25,15 @@ _TRANSFORMED_TEXT = (
     "The model's output was sound, but this request's own rules (logits processors, penalties, logit_bias) made NaN or "
     "+inf of it; a processor forbids a token by -inf."
 )
-NOTHING_LEFT_TEXT = (
+NOTHING_LEFT_TEXT = (  # the only error that a request itself causes
     "No token is left to draw: allowed_token_ids, bad_words, logit_bias, min_tokens and the grammar of a structured "
     "output forbid all of them."
 )
-REFUSALS = frozenset((NOTHING_LEFT_TEXT,))
-"""Errors that the request itself causes."""
 
 
 class SampledOutputs:
     """Adjacent columns of tokens and faults, which one copy takes to the host. Their addresses are fixed, so that
-    captured graphs can write them.
-
-    Args:
-        most: Maximum sampled positions of a step.
-        ring: The ring of host buffers; on a CPU it has one, which receives the tokens directly.
+    captured graphs can write them. On a CPU the ring has one buffer, which receives the tokens directly.
 
     Attributes:
         tokens: [most] int64.
@@ -120,5 +114,5 @@ def result_of_tokens(
         counts = [int(place not in errors) for place in range(len(tokens))]
         tokens = [token for place, token in enumerate(tokens) if place not in errors]
         logprobs = [entry for place, entry in enumerate(logprobs) if place not in errors]
-    refused = [place for place, text in errors.items() if text in REFUSALS]
+    refused = [place for place, text in errors.items() if text == NOTHING_LEFT_TEXT]
     return Result(step, counts, tokens, logprobs, list(errors.items()), device_ms, prompt_logprobs, refused=refused)

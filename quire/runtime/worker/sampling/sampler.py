@@ -1,5 +1,5 @@
-"""Samples tokens from the logits of all sampled positions of a step at once. Only logits processors make it wait for
-the device, because they need tokens on the host.
+"""Samples tokens from the logits of all sampled positions of a step at once, without waiting for the device, unless
+logits processors need tokens on the host.
 
 The recorded or launched step samples positions that need only their slot's sampling parameters (`Sampler.sample`). The
 other, *late* positions are sampled after it, and of these the masked ones once their bitmasks arrive (`Sampler.end`). A
@@ -82,8 +82,12 @@ class Sampler:
 
     # --- before and in the step -------------------------------------------------------------------------------------
 
-    def begin(self, step: Step) -> None:
-        """Decide which positions of the step are sampled late, and which log probabilities are reported."""
+    def begin(self, step: Step, *, can_stop: bool = False) -> None:
+        """Decide which positions of the step are sampled late, and which log probabilities are reported.
+
+        A step that can stop at its logits does so if late positions wait for bitmasks alone. Once these are applied to
+        the logits, the slots' parameters suffice to sample all positions, and nothing reads the logits afterwards.
+        """
         slots, masked = step.slots, step.host.masked
         step.logprobs = self._slots.host.logprobs_request(slots, self._mode)
         unmasked = np.delete(slots, masked) if len(masked) else slots
@@ -91,12 +95,8 @@ class Sampler:
             step.late, step.masked = np.arange(len(slots)), masked
         elif len(masked):
             step.late, step.masked = masked, np.arange(len(masked))
-
-    def needs_bitmasks_only(self, step: Step) -> bool:
-        """Whether late positions wait for bitmasks alone. Once these are applied to the logits, the slots' parameters
-        suffice to sample all positions, and nothing reads the logits afterwards."""
         only_masked = 0 < len(step.masked) == len(step.late) and step.logprobs is None
-        return only_masked and not self._slots.transforms.any_active(step.slots[step.late])
+        step.stops_at_logits = can_stop and only_masked and not self._slots.transforms.any_active(slots[step.late])
 
     def sample(self, logits: Tensor, slots: Tensor) -> None:
         """Sample logits [sampled, vocab] by the parameters of `slots` [sampled] int64 alone, and store each token in

@@ -155,7 +155,7 @@ class AdaptiveDrafter:
 
     def _begin(self, plan: Plan) -> None:
         for owner in plan.admitted:
-            self._lengths.acceptance.admit(owner.slot)
+            self._lengths.admit(owner.slot)
             if before := self._sampled.pop(owner.slot, 0):
                 self._outputs += _RATE * (before - self._outputs)
         self._inner.begin(plan)
@@ -180,7 +180,7 @@ class AdaptiveDrafter:
         for place, slot, drafts in zip(places, slots, most.tolist(), strict=True):
             granted[place] = drafts
             if not drafts:
-                self._lengths.acceptance.rest(slot)
+                self._lengths.acceptance.fade(slot)
         if not any(granted):
             return False
         self._granted[plan.step] = _Grant(granted, worth)
@@ -204,7 +204,7 @@ class AdaptiveDrafter:
             self._learn_drafting(found, grant.drafting_ms)
         for place, count in enumerate(found.counts.tolist()):
             if granted[place]:
-                self._lengths.acceptance.learn_found(plan.slots[plan.sampled_rows[place]], count > 0)
+                self._lengths.found.learn(plan.slots[plan.sampled_rows[place]], count > 0, 1)
         return found
 
     def _worth(self, rows: int, saved_ms: float) -> int:
@@ -229,7 +229,7 @@ class AdaptiveDrafter:
             slot = plan.slots[row]
             self._sampled[slot] = self._sampled.get(slot, 0) + count * weight
             if result.drafted and result.drafted[place]:
-                self._lengths.acceptance.learn(slot, max(0, count - 1), result.drafted[place])
+                self._lengths.learn_accepted(slot, max(0, count - 1), result.drafted[place])
         self._learn_time(plan, result, ms, grant)
 
     def _learn_time(self, plan: Plan, result: Result, ms: float, grant: _Grant | None) -> None:
@@ -256,9 +256,9 @@ class AdaptiveDrafter:
             if (guess := self._inner.first_guess(slot)) is None:
                 return
             right = bool(guess) and guess[0] == result.tokens[place]
-            self._lengths.acceptance.learn_found(slot, bool(guess))
+            self._lengths.found.learn(slot, bool(guess), 1)
             if guess:
-                self._lengths.acceptance.learn(slot, int(right), 1)
+                self._lengths.learn_accepted(slot, int(right), 1)
             self._hits = self._hits + 1 if right else 0
             if self._hits == _HITS * min(rows, _LOOKS_A_STEP):
                 self._lengths.wake()

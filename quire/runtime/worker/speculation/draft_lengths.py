@@ -134,54 +134,46 @@ class DraftingTimes:
         return self._by_drafts[nearest].of(rows) * (0.5 + drafts) / (0.5 + nearest)
 
 
-class Acceptance:
-    """How likely a draft is accepted if those before it are, over all sequences and for each."""
+class SuccessRate:
+    """How likely a trial succeeds, over all sequences and for each slot's owner. Earlier trials count less.
 
-    def __init__(self) -> None:
-        self._all = [FIRST_GUESS * 10, 10.0]  # accepted, tried
+    Args:
+        first: The rate at first, as if it came from ten trials.
+        kept, kept_of_slot: What earlier trials count for after each lesson, over all sequences and for one slot.
+        weight: How many trials of a slot's owner the rate over all sequences weighs as much as.
+    """
+
+    def __init__(self, first: float, kept: float, kept_of_slot: float, weight: int) -> None:
+        self._all = [first * 10, 10.0]  # successes, trials
         self._by_slot: dict[int, list[float]] = {}
-        self._found_all = [5.0, 10.0]  # found, asked
-        self._found: dict[int, list[float]] = {}
+        self._kept, self._kept_of_slot = kept, kept_of_slot
+        self._weight = weight
 
     def admit(self, slot: int) -> None:
         """Forget what is known of a slot, because it has a new owner."""
         self._by_slot.pop(slot, None)
-        self._found.pop(slot, None)
 
-    def learn_found(self, slot: int, found: bool) -> None:
-        """Learn whether any drafts were found for a slot when they were asked for."""
-        for counts, kept in ((self._found_all, 0.98), (self._found.setdefault(slot, [0.0, 0.0]), 0.9)):
-            counts[0] = counts[0] * kept + found
-            counts[1] = counts[1] * kept + 1
+    def learn(self, slot: int, successes: int, trials: int) -> None:
+        own = self._by_slot.setdefault(slot, [0.0, 0.0])
+        for counts, kept in ((self._all, self._kept), (own, self._kept_of_slot)):
+            counts[0] = counts[0] * kept + successes
+            counts[1] = counts[1] * kept + trials
 
-    def learn(self, slot: int, accepted: int, proposed: int) -> None:
-        tried = min(accepted + 1, proposed)
-        for counts, kept in ((self._all, 0.998), (self._by_slot.setdefault(slot, [0.0, 0.0]), 0.95)):
-            counts[0] = counts[0] * kept + accepted
-            counts[1] = counts[1] * kept + tried
-
-    def rest(self, slot: int) -> None:
-        """Let what is known of a slot fade, because its row could have had drafts and had none."""
+    def fade(self, slot: int) -> None:
+        """Let what is known of a slot count a little less."""
         if (counts := self._by_slot.get(slot)) is not None:
             counts[0] *= 0.99
             counts[1] *= 0.99
 
     @property
     def usual(self) -> float:
-        """The probability that a draft is accepted, over all sequences."""
+        """The rate over all sequences."""
         return self._all[0] / self._all[1]
 
     def of(self, slot: int) -> float:
-        """Return the probability that a draft of the slot's owner is accepted. The average of all sequences weighs as
-        much as five of its own drafts."""
-        accepted, tried = self._by_slot.get(slot, (0.0, 0.0))
-        return (5 * self.usual + accepted) / (5 + tried)
-
-    def found(self, slot: int) -> float:
-        """Return the probability that drafts are found for the slot's owner. The average of all sequences weighs as
-        much as two of its own queries."""
-        found, asked = self._found.get(slot, (0.0, 0.0))
-        return (2 * self._found_all[0] / self._found_all[1] + found) / (2 + asked)
+        """Return the rate of the slot's owner."""
+        successes, trials = self._by_slot.get(slot, (0.0, 0.0))
+        return (self._weight * self.usual + successes) / (self._weight + trials)
 
 
 @dataclass(frozen=True)
@@ -208,13 +200,16 @@ class DraftLengths:
         alone: Times of steps that ask for no drafts, by their tokens.
         steps: Times of steps that ask for drafts, without drafting. The same object as `alone` where nothing waits.
         drafting: Times of drafting, by drafts and rows.
+        acceptance: How likely a draft is accepted if those before it are.
+        found: How likely drafts are found when they are asked for.
     """
 
     def __init__(self, waits: bool = False, *, settles: bool = False) -> None:
         self.steps, self.drafting = StepTimes(), DraftingTimes()
         self.alone = StepTimes() if waits else self.steps
         self.pace = DEVICE_DRAFTS if settles else AHEAD if waits else ON_HOST
-        self.acceptance = Acceptance()
+        self.acceptance = SuccessRate(FIRST_GUESS, kept=0.998, kept_of_slot=0.95, weight=5)
+        self.found = SuccessRate(0.5, kept=0.98, kept_of_slot=0.9, weight=2)
         self._since_baseline = _BASELINE_RUN  # steps since the last run of them has begun
         self._since_drafts = 0
         self._pause = _FIRST_PAUSE
@@ -223,6 +218,14 @@ class DraftLengths:
         self._trials_left = 0  # steps that go on trying drafts
         self._chosen: tuple[tuple[int, ...], Choice | None] = (), None  # for which rows, and what
         self._chosen_for = 0  # so many more steps
+
+    def admit(self, slot: int) -> None:
+        """Forget what is known of a slot, because it has a new owner."""
+        self.acceptance.admit(slot)
+        self.found.admit(slot)
+
+    def learn_accepted(self, slot: int, accepted: int, proposed: int) -> None:
+        self.acceptance.learn(slot, accepted, min(accepted + 1, proposed))
 
     def choose(self, tokens: int, slots: list[int], most: IntArray) -> Choice:
         """Choose the drafts of a step that has `tokens` tokens without them. The rows of `slots` may have up to `most`
@@ -287,7 +290,7 @@ class DraftLengths:
         rows = (tokens, *slots, *most.tolist())
         if not self._chosen_for or rows != self._chosen[0]:
             rates = np.array([self.acceptance.of(slot) for slot in slots])
-            finds = np.array([self.acceptance.found(slot) for slot in slots])
+            finds = np.array([self.found.of(slot) for slot in slots])
             self._chosen = rows, self._best(tokens, rates, finds, most)
             self._chosen_for = self.pace.chosen_for
         self._chosen_for -= 1

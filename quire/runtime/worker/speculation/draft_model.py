@@ -239,7 +239,7 @@ class DraftModel:
         every, inputs = [*rows, *behind], list[list[int]]()
         changes = self._changes.take()
         if changes is not None and changes.admitted:
-            self._steps.change(changes)
+            self._steps.runner.launch(changes)  # nobody waits for it
             changes = None
         known, following = ([row for row in every if row.follows is follows] for follows in (False, True))
         if known:
@@ -359,20 +359,14 @@ def _first_step(slots: list[int], inputs: list[list[int]], sampled: int, changes
     """Make the plan that applies `changes` and computes `inputs`; the first `sampled` slots sample."""
     tokens = [token for own in inputs for token in own]
     rows = list(range(len(slots)))
-    plan = Plan(
-        step=0,
+    return replace(
+        changes or Plan.empty(),
         slots=slots,
         counts=list(map(len, inputs)),
         token_rows=rows,
         tokens=tokens,
         sampled_rows=rows[:sampled],
     )
-    if changes is None:
-        return plan
-    return replace(
-        plan, block_slots=changes.block_slots, block_groups=changes.block_groups, block_indices=changes.block_indices,
-        block_ids=changes.block_ids,
-    )  # fmt: skip
 
 
 def _by_place(number: int, places: list[int], counts: list[int], found: Tokens | None) -> StepDrafts:

@@ -35,28 +35,20 @@ def steps_in_flight(drafts: int) -> int:
 
 
 class DraftSteps:
-    """Runs the steps of a draft model.
-
-    Args:
-        runner: The draft model's runner, which allows `steps_in_flight` steps in flight.
-        followed: On a device that runs ahead, the main model's slots; this class then waits for the device only if
-            drafts are read. None on a CPU.
-    """
+    """Runs the steps of a draft model, whose runner allows `steps_in_flight` steps in flight. On a device that runs
+    ahead, `followed` are the main model's slots, and the device is waited for only if drafts are read."""
 
     def __init__(self, runner: ModelRunner, followed: SlotTable | None = None) -> None:
-        self._runner = runner
+        self.runner = runner
         self.followed = followed
-
-    def change(self, plan: Plan) -> None:
-        """Launch a plan without rows, which only changes slots, without waiting for it."""
-        self._runner.launch(plan)
 
     def rewind(self, slots: Sequence[int], lengths: Sequence[int], num_sampled: Sequence[int], recent: Tokens) -> None:
         """Reset slots to these lengths and numbers of sampled tokens. `recent` has all tokens of each sequence; a
         device that runs ahead receives the last ones."""
-        self._runner.slots.rewind(slots, lengths, num_sampled)
+        self.runner.slots.rewind(slots, lengths, num_sampled)
         if self.followed is not None:
-            lines = [_last_of(tokens, self.followed.recent.shape[1]) for tokens in recent]
+            width = self.followed.recent.shape[1]
+            lines = [[*[0] * width, *tokens[-width:]][-width:] for tokens in recent]
             columns = np.array([[slot, *line] for slot, line in zip(slots, lines, strict=True)])
             where = upload(columns, self.followed.device)
             self.followed.recent.index_copy_(0, where[:, 0], where[:, 1:])
@@ -64,7 +56,7 @@ class DraftSteps:
     def follow(self, slots: Sequence[int], lengths: Sequence[int]) -> None:
         """Let slots continue behind a step of the main model that still runs. `lengths` are the maximum lengths, for
         the host; the device knows the real ones."""
-        self._runner.slots.host.max_lengths[list(slots)] = lengths
+        self.runner.slots.host.max_lengths[list(slots)] = lengths
 
     def draft(self, first: Plan, counts: Sequence[int], *, read: bool) -> Tokens | None:
         """Draft `counts` tokens for the sampled rows of `first`, which samples the first draft of each row. Returns
@@ -76,9 +68,9 @@ class DraftSteps:
         slots = [first.slots[row] for row in first.sampled_rows]
         if self.followed is None:
             return self._one_by_one(first, slots, counts)
-        self._runner.launch_drafting(first)
+        self.runner.launch_drafting(first)
         if (further := max(counts, default=0) - 1) > 0:
-            self._runner.launch_drafting(_next_step(slots), further)
+            self.runner.launch_drafting(_next_step(slots), further)
         if not read:
             return None
         lines = self.followed.drafts[upload(np.array(slots), self.followed.device)].tolist()
@@ -89,7 +81,7 @@ class DraftSteps:
         drafts: list[list[int]] = [[] for _ in slots]
         going_on = list(range(len(slots)))
         while True:
-            result = self._runner.launch(plan).result()
+            result = self.runner.launch(plan).result()
             sampled = iter(result.tokens)
             found = [place for place, count in zip(going_on, result.counts, strict=True) if count]
             for place in found:  # behind a row that failed nothing means anything
@@ -138,12 +130,6 @@ class DeviceTokens:
         own, followed = self._slots, self._followed
         if followed is not None:
             self._note_drafts(slots, own.last_token, own.num_sampled, followed.num_sampled, followed.drafts)
-
-
-def _last_of(tokens: Sequence[int], width: int) -> list[int]:
-    """Return the last `width` tokens, with zeros in front if there are fewer."""
-    last = list(tokens[-width:])
-    return [0] * (width - len(last)) + last
 
 
 def last_tokens(number: int, width: int) -> list[int]:

@@ -39,34 +39,27 @@ class Drafter(Protocol):
     @property
     def on_device(self) -> bool:
         """Whether drafts are computed on the device, so that their time is part of the step's."""
-        ...
 
     @property
     def read(self) -> int:
         """How many known tokens the last call of `propose` had to read."""
-        ...
 
     def begin(self, plan: Plan) -> None:
         """Note the plan's new owners of slots, with all their tokens, and its changes of block tables."""
-        ...
 
     def follows(self, plan: Plan) -> bool:
         """Whether drafts for this plan, the next one, can be proposed while the step before still runs."""
-        ...
 
     def propose(self, plan: Plan, max_read: int) -> StepDrafts:
         """Propose drafts for a plan that has begun, at most as many as it allows for each sampled row. If reading takes
         long, a sequence with more than `max_read` unread tokens gets none."""
-        ...
 
     def record(self, plan: Plan, result: Result) -> None:
         """Note which tokens the plan's rows gained."""
-        ...
 
     def first_guess(self, slot: int) -> list[int] | None:
         """Return the first token that would be proposed for a slot, in a list; an empty list if none would be. Returns
         None if finding it would take too long."""
-        ...
 
 
 class LookupDrafter:

@@ -11,7 +11,7 @@ the head continues after a draft (Li et al. 2025, arXiv:2503.01840, section 3.1)
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -22,7 +22,6 @@ from quire.compute.kernels.dispatch import kernel
 from quire.foundation.config import Config
 from quire.models.layers.factory import LayerFactory
 from quire.models.layers.linear import Projection
-from quire.models.layers.rotary import Positions
 from quire.models.lent import Lent
 from quire.models.spec import ModelSpec, read_spec
 from quire.models.weights.standard_names import FUSION
@@ -33,19 +32,12 @@ from quire.runtime.worker.kv_tensors import whole_group
 from quire.runtime.worker.step import StepInputs
 from quire.runtime.worker.weight_loading import load_fusion
 
-Embed = Callable[[Tensor, Positions], Stream]
-"""The model's embedding: from tokens and their positions to the residual stream that begins with it."""
-
 
 class StateRows:
     """The tensor of states, with a row for each token of the KV blocks and a row for each slot.
 
-    Args:
-        blocks: Number of KV blocks without the dummy.
-        slots: Number of slots with the dummy.
-
     Attributes:
-        rows: [(blocks + 1) · block_size + slots, width]: rows of blocks, then rows of slots.
+        rows: [(blocks + 1) · block_size + slots, width]: rows of blocks, first the dummy, then rows of slots.
         first_slot: The row of slot 0.
     """
 
@@ -73,7 +65,6 @@ class ModelStates:
         width, hidden: Widths of a stream and of a state.
         fuse: Projection from [tokens, sources · width] to [tokens, hidden].
         group: The KV group whose blocks hold the states; it has no sliding window.
-        embed: The model's embedding, which the head may borrow.
 
     Attributes:
         states: The rows that states are written to, set by `allocate`.
@@ -87,9 +78,7 @@ class ModelStates:
         fuse: Projection,
         group: int,
         options: TensorOptions,
-        embed: Embed,
     ) -> None:
-        self._embed = embed
         self._hidden = hidden
         self._columns = {
             source: [slice(at * width, (at + 1) * width) for at, own in enumerate(sources) if own == source]
@@ -107,7 +96,7 @@ class ModelStates:
         self.states: StateRows
 
     def allocate(self, blocks: int, block_size: int, slots: int) -> None:
-        """Allocate the rows that states are written to. The arguments are those of StateRows."""
+        """Allocate the rows that states are written to: for `blocks` KV blocks and the dummy, and for `slots`."""
         self.states = StateRows(blocks, block_size, slots, self._hidden, self._options)
 
     def begin(self, batch: Batch, inputs: StepInputs) -> None:
@@ -118,10 +107,6 @@ class ModelStates:
         self._compute_slot_mapping(table, rows.slot_of_token, rows.positions, self.states.block_size, self._places)
         self._streams = torch.empty((len(self._places), self._width), dtype=options.dtype, device=options.device)
 
-    def loan(self) -> Loan:
-        """Return what the worker of the draft head borrows from the model."""
-        return Loan(self._embed, HeadStates(self.states))
-
     def read(self, number: int, stream: Stream) -> None:
         for columns in self._columns.get(number, ()):
             self._copy_stream(*stream.tensors(), self._streams[:, columns])
@@ -131,7 +116,7 @@ class ModelStates:
         del self._streams
 
 
-def model_states(config: Config, spec: ModelSpec, options: TensorOptions, embed: Embed) -> ModelStates | None:
+def model_states(config: Config, spec: ModelSpec, options: TensorOptions) -> ModelStates | None:
     """Make the ModelStates for the configured draft head and load the weights of its fusion; returns None without a
     head.
 
@@ -147,7 +132,7 @@ def model_states(config: Config, spec: ModelSpec, options: TensorOptions, embed:
     factory = LayerFactory(options, head.quantization)
     fuse = factory.column_parallel((FUSION,), (head.hidden,), len(sources) * width, bias=False)
     load_fusion(config.with_values(model=speculation.model), head, factory)
-    return ModelStates(sources, width, head.hidden, fuse, whole_group(spec), options, embed)
+    return ModelStates(sources, width, head.hidden, fuse, whole_group(spec), options)
 
 
 class HeadStates:

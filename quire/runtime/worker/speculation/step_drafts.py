@@ -23,7 +23,7 @@ class StepDrafts:
     """The drafts of a step.
 
     Attributes:
-        counts: [sampled rows] int64, number of drafts of each row; never more than the plan allows.
+        counts: [sampled rows] int64, number of drafts of each row.
         tokens: [sum of counts] int64, row by row. If only the device knows the drafts, these are negative names, which
             the op `look_up_tokens` resolves.
         on_device: Whether only the device knows the drafts.

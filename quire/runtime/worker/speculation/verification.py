@@ -13,7 +13,6 @@ afterwards how many tokens each row gained, and need not know the drafts.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import replace
 from typing import NamedTuple
 
@@ -28,17 +27,15 @@ from quire.compute.kernels.reference.sample import UNSOUND, SamplingColumns, Sam
 from quire.foundation.messages.workers import Result, TokenBitmasks
 from quire.runtime.worker.host_memory import upload
 from quire.runtime.worker.sampling.logprobs import LogprobsMode
-from quire.runtime.worker.sampling.sampled_outputs import REFUSALS, SampledOutputs, errors_of
+from quire.runtime.worker.sampling.sampled_outputs import NOTHING_LEFT_TEXT, SampledOutputs, errors_of
 from quire.runtime.worker.sampling.sampler import columns_of, sample_with_transforms
 from quire.runtime.worker.sampling.token_bitmasks import BitmaskBuffer
 from quire.runtime.worker.slot_table import SlotTable
 from quire.runtime.worker.speculation.step_drafts import DraftColumns, StepDrafts, draft_columns
 from quire.runtime.worker.speculation.synthetic_acceptance import SyntheticAcceptance
 from quire.runtime.worker.staging_buffer import to_device_memory
-from quire.runtime.worker.step import Step
+from quire.runtime.worker.step import NO_POSITIONS, Step
 from quire.runtime.worker.step_handle import MaskedStepHandle, StepHandle
-
-_NONE = np.zeros(0, dtype=np.int64)
 
 
 class _Changed(NamedTuple):
@@ -118,16 +115,11 @@ class Verifier:
         """
         step.logprobs = self._slots.host.logprobs_request(step.slots, self._mode)
         step.stops_at_logits = not self._runs_ahead
-        may = self._runs_ahead and step.shape is not None and step.shape.is_short
-        step.verified_by_graph = may and not self._needs_host(step)
+        needs_host = len(step.host.masked) > 0 or self._synthetic is not None or step.keeps_scores
+        may = self._runs_ahead and step.shape is not None and step.shape.is_short and not needs_host
+        step.verified_by_graph = may and not self._slots.transforms.any_active(step.slots)
         if not step.verified_by_graph:
             step.late, step.masked = np.arange(len(step.slots)), step.host.masked
-
-    def _needs_host(self, step: Step) -> bool:
-        """Whether the step's tokens depend on more than the slots' sampling parameters, or their processed scores are
-        reported."""
-        given = len(step.host.masked) > 0 or self._synthetic is not None or step.keeps_scores
-        return given or self._slots.transforms.any_active(step.slots)
 
     def verify(self, step: Step, logits: Tensor) -> StepHandle:
         """Sample, and advance the slots by the accepted tokens: now, or once bitmasks are there. If the step's graph
@@ -184,7 +176,7 @@ class Verifier:
         logits: Tensor,
         slots: Tensor,
         drafts: DraftColumns,
-        one_by_one: IntArray = _NONE,
+        one_by_one: IntArray = NO_POSITIONS,
         *,
         keep_scores: bool = False,
     ) -> Tensor | None:
@@ -269,6 +261,8 @@ class Verifier:
         )  # fmt: skip
 
     def _report(self, step: Step, scores: Tensor, positions: int, changed: _Changed) -> StepHandle:
+        """Launch the reports of a step all of whose positions are sampled. A row fails by the last token that it gains,
+        and keeps the drafts before."""
         number, owners, request = len(step.slots), self._slots.host.owners[step.slots], step.logprobs
         tokens, faults = self._outputs.on_host()
         gained = tokens[positions : positions + len(step.drafts.counts)]
@@ -281,7 +275,9 @@ class Verifier:
 
         def result(device_ms: float) -> Result:
             self._take_back(step, owners, gained)
-            failed = _failed_rows(step.drafts, errors_of(faults[:number], changed.broken, changed.positions), gained)
+            errors = errors_of(faults[:number], changed.broken, changed.positions)
+            last = (step.drafts.first_positions + gained - 1).tolist() if errors else []
+            failed = {row: errors[place] for row, place in enumerate(last) if place in errors}
             counts = gained.copy()
             counts[list(failed)] -= 1
             kept = _kept(step.drafts, counts)
@@ -290,7 +286,7 @@ class Verifier:
                 step.number, counts.tolist(), tokens[kept].tolist(),
                 [entries[place] for place in kept.tolist()] if entries else [], list(failed.items()), device_ms,
                 step.prompt_logprobs(), drafted=step.drafts.counts.tolist(),
-                refused=[row for row, text in failed.items() if text in REFUSALS],
+                refused=[row for row, text in failed.items() if text == NOTHING_LEFT_TEXT],
             )  # fmt: skip
 
         return step.timer.stop(result)
@@ -301,14 +297,6 @@ class Verifier:
         host, first = self._slots.host, step.drafts.first_positions
         same = (host.owners[step.slots] == owners)[first]
         host.max_lengths[step.slots[first]] -= np.where(same, step.drafts.counts + 1 - gained, 0)
-
-
-def _failed_rows(drafts: StepDrafts, errors: Mapping[int, str], gained: IntArray) -> Mapping[int, str]:
-    """Return the errors of rows whose last gained token failed, by sampled row, from the errors of positions."""
-    if not errors:
-        return {}
-    last = drafts.first_positions + gained - 1
-    return {row: errors[place] for row, place in enumerate(last.tolist()) if place in errors}
 
 
 def _kept(drafts: StepDrafts, gained: IntArray) -> IntArray:
