@@ -108,7 +108,6 @@ def complete(arguments: Sequence[str]) -> int:
 
 
 def _complete(server: RemoteServer, model: str, text: str, max_tokens: int) -> None:
-    """Print the continuation of a text while it comes."""
     body = {"model": model, "prompt": text, "max_tokens": max_tokens}
     with closing(server.stream("/completions", body)) as choices:
         with suppress(KeyboardInterrupt):

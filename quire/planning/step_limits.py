@@ -51,7 +51,6 @@ class StepLimits:
 
     @property
     def sampled(self) -> int:
-        """Positions that are sampled."""
         return self.rows if not self.drafts else min(self.rows * (1 + self.drafts), self.tokens)
 
     def fewest_rows(self, tokens: int) -> list[int]:

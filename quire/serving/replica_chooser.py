@@ -216,7 +216,6 @@ class PrefixRecord:
 
 
 def _set(found: list[int], replicas: int, value: int) -> None:
-    """Set the values of the replicas whose bits are set."""
     while replicas:
         lowest = replicas & -replicas
         found[lowest.bit_length() - 1] = value

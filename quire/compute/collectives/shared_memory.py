@@ -190,7 +190,6 @@ class PlainRanks:
         return [self._bytes[begin : begin + size].view(like.dtype).view(like.shape) for begin in begins]
 
     def _meet(self) -> bool:
-        """Whether all ranks have come to the call."""
         self.calls += 1
         self._words[self._mesh.tp_rank * LINE // 4] = self.calls
         for rank in range(self._mesh.tp):

@@ -98,7 +98,6 @@ class Channel(Generic[Sent, Received]):
             raise ChannelClosed from error
 
     def _take(self) -> Received | None:
-        """A message that has arrived completely; None if there is none."""
         if len(self._buffer) < _HEAD.size:
             return None
         end = _HEAD.size + _HEAD.unpack_from(self._buffer)[0]

@@ -187,7 +187,6 @@ class _Reader:
 
 
 def _modules(file: safe_open, path: Path, updates: LowRankUpdates) -> dict[str, _Module]:
-    """The tensors of the file, by the module that they change."""
     modules: dict[str, _Module] = {}
     for name in file.keys():  # type: ignore[no-untyped-call]  # noqa: SIM118 (a handle is no dict)
         found = _NAME.match(name)

@@ -102,7 +102,6 @@ class DeviceAdapterLoader:
         self._report(AdapterLoaded(Adapter(adapter.name, adapter.path, digest), wanted.slot, error))
 
     def _load(self, wanted: _Wanted) -> str:
-        """Load an adapter into its slot, and return its digest."""
         adapter, slot = wanted.adapter, wanted.slot
         host = self._host.get(adapter.digest)
         if host is None:

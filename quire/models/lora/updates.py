@@ -264,7 +264,6 @@ class LowRankUpdates:
 
     @property
     def number(self) -> int:
-        """How many products there are."""
         return len(self._updates)
 
     def views(self, memory: Tensor) -> Iterator[ProductViews]:
@@ -300,7 +299,6 @@ class LowRankUpdates:
 
     @property
     def _outputs(self) -> int:
-        """The outputs of all products together."""
         return sum(each.shape.outputs for each in self._updates)
 
     @property

@@ -51,9 +51,7 @@ class CopyStream(Protocol):
         """Let the device read this memory directly."""
         ...
 
-    def unpin(self, buffer: Tensor) -> None:
-        """Undo `pin`."""
-        ...
+    def unpin(self, buffer: Tensor) -> None: ...
 
     def scratch(self, size: int) -> Tensor:
         """uint8 [size] on the device."""

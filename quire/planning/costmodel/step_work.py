@@ -56,7 +56,6 @@ class UsedWeights:
 
     @property
     def experts_per_token(self) -> int:
-        """How many weights of experts each token is multiplied with."""
         return self._chosen * self._each
 
     def mean_bytes(self, dtype: str) -> float:

@@ -90,7 +90,6 @@ def internal_error_body(request_id: str) -> dict[str, Any]:
 
 
 def json_answer(status: int, body: dict[str, Any], headers: dict[str, str]) -> Response:
-    """An answer with a JSON body."""
     return Response(msgspec.json.encode(body), status, headers, media_type="application/json")
 
 

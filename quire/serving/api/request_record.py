@@ -135,7 +135,6 @@ class RequestRecordMiddleware:
 
 
 def log_access(record: RequestRecord, scope: Scope) -> None:
-    """Log one request."""
     if logger.isEnabledFor(logging.INFO):
         write_line(access_fields(record, scope), scope["http_version"])
 

@@ -140,7 +140,6 @@ class Serving:
 
 
 def json_response(body: dict[str, Any] | list[Any], status: int = 200) -> Response:
-    """A JSON answer."""
     pieces = write_json(body)
     if len(pieces) == 1:
         return Response(pieces[0], status, media_type="application/json")

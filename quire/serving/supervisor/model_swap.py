@@ -62,7 +62,6 @@ class ModelSwap:
 
     @property
     def phase(self) -> SwapPhase | None:
-        """The phase of the present swap; None without one."""
         return None if self._swap is None or self.status is None else self.status.phase
 
     # --- what happens -----------------------------------------------------------------------------------------------
@@ -171,7 +170,6 @@ class ModelSwap:
         self._children.tell(HoldRequests(swap.request.drain_timeout, swap.request.hold_timeout))
 
     def _stop_old(self, swap: _Swap) -> None:
-        """Stop the old engines, which nobody uses any more."""
         for engine in swap.old.children:
             if self._children.is_ready(engine):
                 engine.signal(STOP_ENGINE)

@@ -29,7 +29,6 @@ class LarkRules:
         self._tokens = re.compile("|".join(map(re.escape, tokens)))
 
     def is_special(self, token: str) -> bool:
-        """Whether the vocabulary has this special token."""
         return token in self._special_ids
 
     def add(self, name: str, body: str, options: str = "") -> str:

@@ -137,7 +137,6 @@ def special_tokens(tool_parser: str | None, reasoning_parser: str | None) -> fro
 
 
 def read_plain(scanner: TextScanner, answer: Answer, tools: Sequence[Tool]) -> Steps[None]:
-    """Read an answer whose text is all content."""
     yield from scanner.until(_NO_TAGS, lambda piece: (ContentDelta(piece),))
 
 

@@ -134,7 +134,6 @@ def run(options: CheckOptions) -> int:
 def _sequences(
     options: CheckOptions, questions: Sequence[Question] | None, models: BothModels
 ) -> tuple[list[ScoredSequence], Scores | None]:
-    """The sequences that are compared, and the scores."""
     scores = None
     if questions is None:
         assert models.tokenizer is not None

@@ -144,7 +144,6 @@ class _TracePort:
 
     @property
     def is_open(self) -> bool:
-        """Whether any request has not ended."""
         return bool(self._open or self._to_send)
 
     def drain(self, wait: float | None) -> list[ToEngine | Undecodable]:

@@ -75,7 +75,6 @@ class Reader:
         self._config = config
 
     def answer(self, task: Task) -> Answer:
-        """The answer to a task."""
         try:
             match task:
                 case CheckBody():

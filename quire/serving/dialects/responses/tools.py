@@ -161,7 +161,6 @@ class ResponseTools:
         return self.allowed[int(match[1])].place + param[match.end() :]
 
     def log_hints(self, hints: HintLog) -> None:
-        """Log the hints that are not followed."""
         if any(function.fields.get("defer_loading") for function in self.functions):
             hints.drop("tools.defer_loading", "the model is shown all tools at once")
         if any(function.fields.get("output_schema") for function in self.functions):
