@@ -46,16 +46,7 @@ class AsyncLLM:
     """A model, ready to generate for many coroutines of one event loop at a time. It may change to another loop when no
     request is open. After a fork, the child process needs an AsyncLLM of its own.
 
-    Args:
-        model: See LLM.
-        **settings: See LLM.
-
-    Attributes:
-        startup: Seconds of the engine's start, by stage.
-
-    Raises:
-        ConfigError: An unknown or unsupported setting; the message names it.
-        SetupError: The model cannot be served.
+    Arguments, `startup` and errors are those of LLM.
     """
 
     @shows_settings(*LOG_SETTINGS)

@@ -72,7 +72,7 @@ class Serving:
     @property
     def names(self) -> tuple[str, ...]:
         """Names of the model; it answers under the first."""
-        return self.config.model.served_model_name or (self.config.model.model,)
+        return self.config.model.names
 
     def serves(self, name: str) -> bool:
         """Whether the model or an adapter has this name."""

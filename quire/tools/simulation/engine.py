@@ -59,7 +59,7 @@ class Served:
         return [after - before for before, after in zip(self.times, self.times[1:], strict=False)]
 
     @property
-    def e2e(self) -> float:
+    def e2e_latency(self) -> float:
         """Seconds to the last token."""
         return self.times[-1] - self.sent
 

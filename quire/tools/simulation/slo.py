@@ -14,8 +14,8 @@ from dataclasses import dataclass
 from statistics import median
 
 from quire.errors import ConfigError
+from quire.tools.bench.serving_figures import is_good
 from quire.tools.simulation.engine import Served, SimulatedRun
-from quire.tools.simulation.figures import is_good
 
 LIMITED = ("ttft", "tpot", "itl", "e2el")
 PRECISION = 1.01
