@@ -17,16 +17,9 @@ from quire.text.tokenizer import Tokenizer
 
 
 class ChoiceState:
-    """One choice while it is generated.
-
-    Args:
-        tokenizer: None for work on token ids alone.
-        shown_tokens: Special tokens that the text shows, whatever `skip_special_tokens` says.
-
-    Attributes:
-        cached_tokens: Tokens of its prompt that were found computed.
-        finished: Whether its last delta was processed.
-    """
+    """One choice while it is generated, without text if there is no tokenizer. `shown_tokens` are special tokens that
+    the text shows, whatever `skip_special_tokens` says; `cached_tokens` counts tokens of its prompt that were found
+    computed, and `finished` tells whether its last delta was processed."""
 
     def __init__(self, add: Add, tokenizer: Tokenizer | None, shown_tokens: Collection[int] = ()) -> None:
         self.num_tokens = 0

@@ -56,14 +56,8 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Vocabulary:
-    """A file's tokens; a token's index is its id.
-
-    Attributes:
-        tokens: The texts of the tokens, as the file writes them.
-        types: The types of the tokens, NORMAL and the others.
-        scores: The scores of a sentencepiece vocabulary; empty for others.
-        merges: The merges of a byte-pair encoding; empty for others.
-    """
+    """A file's tokens; a token's index is its id. Types are NORMAL and others; scores belong to a sentencepiece
+    vocabulary, and merges to a byte-pair encoding: both are empty for other vocabularies."""
 
     tokens: list[str]
     types: list[int]

@@ -26,15 +26,9 @@ from quire.tools.simulation.trace import Trace
 
 @dataclass
 class Served:
-    """What became of a request.
-
-    Attributes:
-        sent: Seconds after the beginning of the load.
-        prompt: Tokens of its prompt.
-        times: When each output token came.
-        queued: Seconds in the engine's queue before its first step.
-        cached: Prompt tokens that the prefix cache had.
-    """
+    """What became of a request that was sent so many seconds after the beginning of the load: tokens of its prompt,
+    when each output token came, seconds in the engine's queue before its first step, and prompt tokens that the prefix
+    cache had."""
 
     sent: float
     prompt: int
