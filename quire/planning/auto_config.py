@@ -116,16 +116,9 @@ def resolve(config: Config, machine: Machine | None = None, *, replicas: bool = 
 
 
 def batch_limits(asked: SchedulerConfig, gpu: Gpu | None, stages: int = 1) -> tuple[SchedulerConfig, str]:
-    """The limits of a step, and their line of the report.
-
-    Args:
-        asked: The limits that were asked for; open ones are chosen.
-        gpu: Where steps run; None for a CPU.
-        stages: Of a pipeline: each step has 1/stages of the sequences, so more of them are worth while on GPUs.
-
-    Raises:
-        ConfigError: A limit that was asked for is less than 1.
-    """
+    """Return the limits of a step, of which open ones are chosen, and their line of the report. Steps run on a CPU
+    without `gpu`; in a pipeline each step has 1/stages of the sequences, so more of them are worth while on GPUs.
+    Raises ConfigError if a limit that was asked for is less than 1."""
     default_tokens = DEFAULT_MAX_NUM_BATCHED_TOKENS_CPU if gpu is None else DEFAULT_MAX_NUM_BATCHED_TOKENS_GPU
     is_large = gpu is not None and gpu.memory_bytes >= LARGE_GPU_BYTES
     default_seqs = DEFAULT_MAX_NUM_SEQS_LARGE_GPU if is_large else DEFAULT_MAX_NUM_SEQS

@@ -42,15 +42,8 @@ class ProductViews(NamedTuple):
 
 
 class LowRankUpdate:
-    """The low-rank update B A x of one product.
-
-    Args:
-        step: Which tokens of a step have adapters.
-        device: The type of the device that computes.
-
-    Attributes:
-        weights: The weights of all adapters on the device, once there is memory for them.
-    """
+    """The low-rank update B A x of one product, whose weights are there once there is memory for them. `step` knows
+    which tokens of a step have adapters; `device` is the type of the device that computes."""
 
     def __init__(self, shape: LinearShape, step: StepTiles, device: str) -> None:
         self.shape = shape

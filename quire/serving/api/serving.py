@@ -44,13 +44,9 @@ Answer = Callable[["Serving", Request, Schema], Coroutine[Any, Any, Response]]
 
 @dataclass(frozen=True)
 class Serving:
-    """One model behind its engines, as endpoints see it.
-
-    Attributes:
-        created: When the server started, in seconds since 1970, for /v1/models.
-        slow_reader_s: A streaming client that reads nothing for so many seconds is disconnected.
-        store: Responses, files and batches; None with --disable-responses-store.
-    """
+    """One model behind its engines, as endpoints see it, `created` when the server started, in seconds since 1970. A
+    streaming client that reads nothing for `slow_reader_s` seconds is disconnected. `store` has responses, files and
+    batches; None with --disable-responses-store."""
 
     config: Config
     session: EngineSession

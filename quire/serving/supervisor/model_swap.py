@@ -28,11 +28,8 @@ STOP_ENGINES_S = 5.0
 class _Swap:
     """A swap that proceeds.
 
-    Attributes:
-        old: The model that is served when the swap begins.
-        new: The model to be served, while its engines run: in the end the old model again, if the other did not start.
-        why: Why the new model did not start.
-        stop_by: When the old engines that still run are killed.
+    `new` is served while its engines run: in the end the old model again, if the other did not start; `why` tells why.
+    At `stop_by`, old engines that still run are killed.
     """
 
     request: SwapRequest
