@@ -172,7 +172,6 @@ def _tyro(
 
 
 def _without_config(arguments: Sequence[str]) -> tuple[str | None, list[str]]:
-    """The value of --config, and the other arguments."""
     path, kept = None, []
     rest = iter(arguments)
     for argument in rest:

@@ -161,7 +161,6 @@ def _is_address(name: str) -> bool:
 
 @contextlib.contextmanager
 def _local_input(name: str) -> Iterator[Path]:
-    """The input as a file; an address is downloaded."""
     if not _is_address(name):
         if not Path(name).is_file():
             raise ConfigError(f"--input-file: there is no file {name}.", param="input_file")

@@ -47,15 +47,9 @@ class LocalAdapters:
         asked: Sequence[LoRARequest | None],
         take: Callable[[FromEngine | None], None] = lambda message: None,
     ) -> list[Adapter | None]:
-        """Load the adapters that are new, side by side, and return all of them.
-
-        Args:
-            asked: None stands for the base model.
-            take: Gets what the engine says about other requests meanwhile; by default only aborted ones may be open.
-
-        Raises:
-            RequestError: An adapter cannot be served; the message names the tensor.
-        """
+        """Load the adapters that are new, side by side, and return all of them; None stands for the base model. `take`
+        gets what the engine says about other requests meanwhile; by default only aborted ones may be open. Raises
+        RequestError if an adapter cannot be served; the message names the tensor."""
         new = [each for each in dict.fromkeys(asked) if each is not None and each not in self._loaded]
         loading = {next(self._ids): each for each in new}
         for number, each in loading.items():

@@ -46,16 +46,7 @@ class AsyncLLM:
     """A model, ready to generate for many coroutines of one event loop at a time. It may change to another loop when no
     request is open. After a fork, the child process needs an AsyncLLM of its own.
 
-    Args:
-        model: See LLM.
-        **settings: See LLM.
-
-    Attributes:
-        startup: Seconds of the engine's start, by stage.
-
-    Raises:
-        ConfigError: An unknown or unsupported setting; the message names it.
-        SetupError: The model cannot be served.
+    Arguments, `startup` and errors are those of LLM.
     """
 
     @shows_settings(*LOG_SETTINGS)
@@ -118,14 +109,8 @@ class AsyncLLM:
     ) -> AsyncGenerator[RequestOutput, None]:
         """Outputs of a conversation as they grow, as from `generate`. The model's chat template renders it.
 
-        Args:
-            messages: See `LLM.chat`.
-            sampling_params, request_id, lora_request, priority: See `generate`.
-            **options: The arguments of `LLM.chat` from `add_generation_prompt` on.
-
-        Raises:
-            ConfigError, CheckpointError: See `LLM.chat`.
-            RequestError, GenerationError, EngineDeadError: See `generate`.
+        Messages, further `options` from `add_generation_prompt` on, and their errors are those of `LLM.chat`; other
+        arguments and errors are those of `generate`.
         """
 
         def render() -> ParsedPrompt:
@@ -142,15 +127,13 @@ class AsyncLLM:
         self, *, mode: PauseMode = "abort", wait_for_inflight_requests: bool = False, clear_cache: bool = True
     ) -> None:
         """Generate nothing until `resume_generation`; new requests are taken, and wait. Returns when nothing runs.
+        Raises GenerationError if generation was resumed while something still ran.
 
         Args:
             mode: What happens to requests that run: `abort` ends them, `wait` waits for them, `keep` lets them go on
                 later.
             wait_for_inflight_requests: Older name of mode="wait".
             clear_cache: Forget cached prefixes; never with mode="keep".
-
-        Raises:
-            GenerationError: It was resumed while something still ran.
         """
         mode = "wait" if wait_for_inflight_requests else mode
         await self._control(f"pause:{mode}")

@@ -23,16 +23,8 @@ from quire.text.tokenizer import Tokenizer
 
 
 class LLMEngine:
-    """A model, ready to generate step by step. Threads may share it: their calls wait for one another.
-
-    Args:
-        model: See LLM.
-        **settings: See LLM.
-
-    Raises:
-        ConfigError: An unknown or unsupported setting; the message names it.
-        SetupError: The model cannot be served.
-    """
+    """A model, ready to generate step by step. Threads may share it: their calls wait for one another. Arguments and
+    errors are those of LLM."""
 
     @shows_settings(*LOG_SETTINGS)
     def __init__(self, model: str = BUILTIN_MODEL, **settings: Unpack[AsyncEngineSettings]) -> None:

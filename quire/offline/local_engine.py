@@ -52,17 +52,9 @@ _log = logging.getLogger(__name__)
 
 
 class LocalEngine:
-    """A loaded model, in the thread that will run its loop; see LLM for the model, its settings and errors.
-
-    Args:
-        kind: The class of the object that it is part of, for messages.
-        performance_mode: The mode if the settings name none; None for the server's default.
-
-    Attributes:
-        config: Resolved settings.
-        text: The model's tokenizer, chat template and defaults.
-        startup: Seconds of the engine's start, by stage.
-    """
+    """A loaded model, in the thread that will run its loop; see LLM for the model, its settings and errors. `kind` is
+    the class of the object that it is part of, for messages, and `performance_mode` the mode if the settings name none;
+    None for the server's default."""
 
     def __init__(self, kind: str, model: str, settings: Mapping[str, Any], performance_mode: str | None = None) -> None:
         self._kind = kind

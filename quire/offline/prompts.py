@@ -77,7 +77,6 @@ def parse_prompt(prompt: Prompt, tokenizer: Callable[[], Tokenizer]) -> ParsedPr
 
 
 def _token_ids(prompt: Any) -> list[int]:
-    """The token ids of a prompt that is no text."""
     if not isinstance(prompt, Iterable) or isinstance(prompt, bytes | bytearray | memoryview | str | Mapping):
         raise _no_prompt(prompt)
     with suppress(msgspec.ValidationError):

@@ -77,8 +77,9 @@ def resolve(config: Config, machine: Machine | None = None, *, replicas: bool = 
     mesh = ranks.check_ranks(config, spec, on_gpu=gpu is not None)
     engines = config.parallel.data_parallel_size
     ranks.check_engines(engines, mesh, gpu, replicas=replicas)
-    config.lora.check(model.served_model_name or (name,))
-    _check_adapters_directory(config.lora.lora_dir)
+    config.lora.check(model.names)
+    if config.lora.lora_dir and not Path(config.lora.lora_dir).is_dir():  # no request could ever find an adapter in it
+        raise ConfigError(f"--lora-dir {config.lora.lora_dir} is no directory.", param="lora_dir")
     config.speculation.check_device(device.device, mesh.tp, mesh.pp)
     config = with_draft_model(config, spec, directory)
     dtype, dtype_reason = resolve_dtype(model.dtype, spec, machine, on_gpu=gpu is not None)
@@ -92,7 +93,7 @@ def resolve(config: Config, machine: Machine | None = None, *, replicas: bool = 
         model=str(directory),
         tokenizer=str(tokenizer),
         dtype=dtype,
-        served_model_name=model.served_model_name or (name,),
+        served_model_name=model.names,
     )
     config = replace(config, model=model, scheduler=scheduler, device=_resolve_cudagraph_size(device))
     own_memory = machine.memory_bytes // (config.parallel.ranks_of_a_node * engines)
@@ -115,16 +116,9 @@ def resolve(config: Config, machine: Machine | None = None, *, replicas: bool = 
 
 
 def batch_limits(asked: SchedulerConfig, gpu: Gpu | None, stages: int = 1) -> tuple[SchedulerConfig, str]:
-    """The limits of a step, and their line of the report.
-
-    Args:
-        asked: The limits that were asked for; open ones are chosen.
-        gpu: Where steps run; None for a CPU.
-        stages: Of a pipeline: each step has 1/stages of the sequences, so more of them are worth while on GPUs.
-
-    Raises:
-        ConfigError: A limit that was asked for is less than 1.
-    """
+    """Return the limits of a step, of which open ones are chosen, and their line of the report. Steps run on a CPU
+    without `gpu`; in a pipeline each step has 1/stages of the sequences, so more of them are worth while on GPUs.
+    Raises ConfigError if a limit that was asked for is less than 1."""
     default_tokens = DEFAULT_MAX_NUM_BATCHED_TOKENS_CPU if gpu is None else DEFAULT_MAX_NUM_BATCHED_TOKENS_GPU
     is_large = gpu is not None and gpu.memory_bytes >= LARGE_GPU_BYTES
     default_seqs = DEFAULT_MAX_NUM_SEQS_LARGE_GPU if is_large else DEFAULT_MAX_NUM_SEQS
@@ -154,12 +148,6 @@ def _resolve_directories(config: Config) -> tuple[Path, Path]:
         return directory, directory
     tokenizer = hub.resolve(model.tokenizer, None, model.hf_token, download_dir, weights=False, asked="--tokenizer")
     return directory, tokenizer
-
-
-def _check_adapters_directory(directory: str | None) -> None:
-    """Refuse a directory that does not exist, in which no request could ever find an adapter."""
-    if directory and not Path(directory).is_dir():
-        raise ConfigError(f"--lora-dir {directory} is no directory.", param="lora_dir")
 
 
 def _resolve_device(config: Config, machine: Machine) -> tuple[DeviceConfig, str]:

@@ -21,15 +21,11 @@ are still behind then have no drafts in it."""
 
 
 def with_draft_model(config: Config, spec: ModelSpec, directory: Path) -> Config:
-    """The settings with the draft model's directory in place of its name.
+    """Return the settings with the draft model's directory in place of its name.
 
-    Args:
-        spec: The model that verifies.
-        directory: That model's files.
-
-    Raises:
-        ModelNotFoundError, CheckpointError: There is no such model, or its config cannot be read.
-        ConfigError: Its tokens are others, or it cannot follow the model.
+    The draft model has to suit `spec`, the model that verifies, whose files are in `directory`. Raises
+    ModelNotFoundError or CheckpointError if there is no such model or its config cannot be read, and ConfigError if its
+    tokens are others or it cannot follow the model.
     """
     speculation = config.speculation.speculation
     if speculation is None or not speculation.model:

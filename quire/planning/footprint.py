@@ -108,7 +108,6 @@ def _cpu_layer_bytes(layer: LayerSpec, width: int, limits: StepLimits, own_kerne
 
 
 def _mlp_buffers(mlp: MlpSpec | MixtureSpec, width: int, tokens: int, own_kernels: bool) -> list[int]:
-    """Bytes of each buffer of an MLP or of experts on a CPU."""
     if isinstance(mlp, MlpSpec):
         is_fused = own_kernels and 2 * mlp.width % GATED_PANELS == 0
         return [tokens * each * width for each in (0 if is_fused else 2 * mlp.width, mlp.width)]

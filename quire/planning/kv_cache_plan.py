@@ -53,13 +53,8 @@ class MeasuredMemory:
 
 @dataclass(frozen=True)
 class KVCachePlan:
-    """How memory is divided.
-
-    Attributes:
-        num_blocks: KV blocks without the dummy.
-        footprint: The division in bytes, with weights and activations.
-        is_estimate: Whether the worker will measure, and then say how many blocks there are.
-    """
+    """How memory is divided: KV blocks without the dummy, and the division in bytes, with weights and activations. If
+    it `is_estimate`, the worker will measure, and then say how many blocks there are."""
 
     max_model_len: int
     num_blocks: int

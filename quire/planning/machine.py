@@ -53,7 +53,6 @@ class Machine:
 
 
 def this_machine() -> Machine:
-    """The machine as it is now."""
     available = _meminfo("MemAvailable") or os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     limit = _read("/sys/fs/cgroup/memory.max")
     if limit.isdigit():

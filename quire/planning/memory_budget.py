@@ -44,7 +44,6 @@ class KVDemand:
         return cls(spec.kv_groups(), limits, config.cache.block_size, block_bytes(config, spec))
 
     def blocks_for_one_sequence(self, length: int) -> int:
-        """Blocks of a sequence of `length` tokens."""
         return blocks_per_sequence(self.groups, length, self.limits.tokens, self.block_size)
 
     def blocks_for_all_sequences(self, length: int) -> int:

@@ -33,15 +33,8 @@ class StepLimits:
 
     @classmethod
     def of(cls, config: Config, length: int | None = None) -> StepLimits:
-        """The limits that resolved settings set.
-
-        Args:
-            config: Resolved, except perhaps for the length.
-            length: Tokens of the longest sequence, where the settings leave it open.
-
-        Raises:
-            ConfigError: The settings have not been resolved.
-        """
+        """Return the limits that resolved settings set; `length` is that of the longest sequence, where the settings
+        leave it open. Raises ConfigError if the settings have not been resolved."""
         rows, tokens = config.scheduler.max_num_seqs, config.scheduler.max_num_batched_tokens
         longest = config.model.max_model_len if length is None else length
         if not isinstance(longest, int) or rows is None or tokens is None:
@@ -51,7 +44,6 @@ class StepLimits:
 
     @property
     def sampled(self) -> int:
-        """Positions that are sampled."""
         return self.rows if not self.drafts else min(self.rows * (1 + self.drafts), self.tokens)
 
     def fewest_rows(self, tokens: int) -> list[int]:

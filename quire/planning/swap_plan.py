@@ -34,12 +34,8 @@ def plan_swap(
 ) -> SwapPlan:
     """Choose where it was left open, and resolve the new model's settings for the memory that it will find.
 
-    Args:
-        served: Resolved settings of the model whose engines run.
-        machine: The machine as it is now, with the served model; None for this one.
-
-    Raises:
-        SetupError: The new model cannot be served at all, or not in this mode.
+    `served` are the resolved settings of the model whose engines run; the machine is this one by default. Raises
+    SetupError if the new model cannot be served at all, or not in this mode.
     """
     machine = machine or this_machine()
     if mode == "after":

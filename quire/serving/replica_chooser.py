@@ -27,12 +27,8 @@ MAX_BLOCKS = 512
 
 @dataclass(frozen=True)
 class ReplicaLoad:
-    """What a replica has to do.
-
-    Attributes:
-        waiting_tokens: Tokens to be computed for requests that wait.
-        free_blocks: KV blocks that hold nothing that is in use; cached prefixes may be in them.
-    """
+    """What a replica has to do: sequences that run or wait, and tokens to be computed for requests that wait. Its free
+    blocks hold nothing that is in use; cached prefixes may be in them."""
 
     sequences: int
     waiting_tokens: int
@@ -216,7 +212,6 @@ class PrefixRecord:
 
 
 def _set(found: list[int], replicas: int, value: int) -> None:
-    """Set the values of the replicas whose bits are set."""
     while replicas:
         lowest = replicas & -replicas
         found[lowest.bit_length() - 1] = value

@@ -70,14 +70,10 @@ def _with_short_ids(messages: Sequence[Message]) -> Sequence[Message]:
     return named
 
 
-def _num_leading(messages: Sequence[Message]) -> int:
-    return next((i for i, message in enumerate(messages) if not _is_system(message)), len(messages))
-
-
 def _in_user_turns(messages: Sequence[Message]) -> list[Message]:
     """Messages with one system message in front at most; a later one becomes a part of the user's turn beside it, or
     is a turn itself. So it keeps its place, and what stands before it is the same prompt as without it."""
-    leading = _num_leading(messages)
+    leading = next((i for i, message in enumerate(messages) if not _is_system(message)), len(messages))
     turns = [list(messages[:leading])] if leading else []
     moved = False  # whether the turn before came from a system message
     for message in messages[leading:]:

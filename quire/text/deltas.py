@@ -106,7 +106,6 @@ class ChoiceDelta:
 
     @property
     def output(self) -> Sequence[OutputEvent]:
-        """The events, with or without a parser."""
         if self.events is not None:
             return self.events
         return (ContentDelta(self.text),) if self.text else ()

@@ -12,14 +12,9 @@ from quire.text.tokenizer import Tokenizer
 
 @dataclass(frozen=True)
 class FillInMiddle:
-    """The token ids of one format's marks.
-
-    Attributes:
-        prefix, suffix: Begin the text before and the text behind the gap.
-        middle: Begins what the model writes; None where nothing marks it.
-        suffix_first: Whether the text behind the gap comes first.
-        end: Tokens that end what the model writes, beside the model's own end of sequence.
-    """
+    """The token ids of one format's marks. `prefix` and `suffix` begin the texts before and behind the gap, of which
+    the latter may come first. `middle`, if any, begins what the model writes, and a token of `end` ends it, beside the
+    model's own end of sequence."""
 
     prefix: int
     suffix: int

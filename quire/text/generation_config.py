@@ -56,7 +56,9 @@ def default_sampling(config: ModelConfig) -> DefaultSampling:
         file = directory / "generation_config.json"
         if config.generation_config != "auto" and not file.exists():
             raise ConfigError(f"--generation-config: {file} does not exist.", param="generation_config")
-        values = _usable(read_json(file))
+        found = read_json(file)
+        names = {f.name: f.name for f in fields(DefaultSampling)} | {"max_tokens": "max_new_tokens"}
+        values = {ours: found[theirs] for ours, theirs in names.items() if found.get(theirs) is not None}
         _check(values, lambda message: CheckpointError(f"{file}: {message}"))
     overrides = _overrides(config.override_generation_config)
     _check(overrides, lambda message: ConfigError(f"--override-generation-config: {message}"))
@@ -73,12 +75,6 @@ def eos_ids(directory: Path, tokenizer_eos: int | None) -> tuple[int, ...]:
             found = entry if isinstance(entry, list) else [entry]
     ids = [*found, tokenizer_eos]
     return tuple(dict.fromkeys(i for i in ids if type(i) is int and i >= 0))
-
-
-def _usable(values: Mapping[str, Any]) -> dict[str, Any]:
-    """The model's values under SamplingParams' names."""
-    names = {f.name: f.name for f in fields(DefaultSampling)} | {"max_tokens": "max_new_tokens"}
-    return {ours: values[theirs] for ours, theirs in names.items() if values.get(theirs) is not None}
 
 
 def _overrides(values: Mapping[str, Any]) -> dict[str, Any]:

@@ -28,14 +28,11 @@ _REASONING = ("reasoning_content", "thinking", "reasoning")
 
 
 def fit(message: Mapping[str, Any], call_form: Callable[[], CallForm], *, knows_developer: bool) -> Message:
-    """A message in the form that a template shows. What the template takes as it was sent stays so.
+    """Return a message in the form that a template shows. What the template takes as it was sent stays so; without
+    `knows_developer`, that role becomes the system's.
 
     Nulls are left out, since clients send them for fields that they do not use; a null `content` without calls becomes
     an empty text.
-
-    Args:
-        call_form: How the template wants calls.
-        knows_developer: Whether the template knows that role; else it becomes the system's.
     """
     fitted = {name: value for name, value in message.items() if value is not None or name == "content"}
     if fitted.get("role") == "developer" and not knows_developer:

@@ -51,7 +51,6 @@ class ModelText:
 
     @property
     def special_tokens(self) -> dict[str, int]:
-        """The ids of special tokens by their text."""
         return {} if self.tokenizer is None else self.tokenizer.special_tokens
 
 

@@ -78,7 +78,6 @@ class SequenceAccumulator:
 
 
 def failure_of(end: End) -> QuireError | None:
-    """The error that ended a sequence; None if none did."""
     if end.reason == "refused":
         return RequestError(end.message)
     return GenerationError(end.message) if end.reason == "error" else None

@@ -49,21 +49,14 @@ class SpmModel:
     dummy_prefix: bool
     squeeze: bool
 
-    def first_of_kind(self, kind: int) -> str | None:
-        """The first piece of that kind."""
-        return next((p.text for p in self.pieces if p.kind == kind), None)
-
 
 def load(path: Path, *, legacy: bool = True, stripping: Collection[str] = ()) -> tokenizers.Tokenizer:
-    """The tokenizer that a `tokenizer.model` file describes.
+    """Return the tokenizer that a `tokenizer.model` file describes.
 
-    Args:
-        legacy: Put the dummy prefix in front of every stretch between special tokens, as sentencepiece itself and most
-            published models do; otherwise in front of the whole text, unless that begins with a space.
-        stripping: Special tokens that take the white space behind them (`rstrip`).
-
-    Raises:
-        CheckpointError: The file is not a sentencepiece model of kind BPE or unigram.
+    A `legacy` one puts the dummy prefix in front of every stretch between special tokens, as sentencepiece itself and
+    most published models do; others in front of the whole text, unless that begins with a space. Special tokens in
+    `stripping` take the white space behind them (`rstrip`). Raises CheckpointError if the file is not a sentencepiece
+    model of kind BPE or unigram.
     """
     try:
         return convert(parse(path.read_bytes()), legacy=legacy, stripping=stripping)
@@ -128,7 +121,7 @@ def _bpe(model: SpmModel) -> models.BPE:
     return models.BPE(
         vocab={p.text: i for i, p in enumerate(model.pieces)},
         merges=_merges(model),
-        unk_token=model.first_of_kind(_UNKNOWN),
+        unk_token=next((p.text for p in model.pieces if p.kind == _UNKNOWN), None),
         fuse_unk=True,
         byte_fallback=any(p.kind == _BYTE for p in model.pieces),
     )

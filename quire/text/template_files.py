@@ -13,18 +13,13 @@ _FILE, _DIRECTORY = "chat_template.jinja", "additional_chat_templates"
 
 
 def load_chat_template(directory: Path, override: str | None = None) -> ChatTemplate | None:
-    """The template that goes with a tokenizer's directory; None when it has none.
+    """Return the template that goes with a tokenizer's directory; None when it has none. `override` is a jinja text, a
+    file with one, or the name of one of the model's, to be used instead.
 
     A model may have several, by name: `default` is used, `tool_use` where there are tools, any other where it is named.
-
-    Args:
-        directory: With chat_template.jinja and additional_chat_templates/*.jinja; else chat_template.json or
-            processor_config.json, else tokenizer_config.json.
-        override: A jinja text, a file with one, or the name of one of the model's, to be used instead.
-
-    Raises:
-        CheckpointError: The directory's template is broken.
-        ConfigError: `override` is neither a file nor a template.
+    They are in chat_template.jinja and additional_chat_templates/*.jinja; else in chat_template.json or
+    processor_config.json, else in tokenizer_config.json. Raises CheckpointError if the directory's template is broken,
+    and ConfigError if `override` is neither a file nor a template.
     """
     settings = read_settings(directory).values
     special = {name: text for name in settings if name.endswith("_token") and (text := token_text(settings[name]))}

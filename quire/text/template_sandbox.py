@@ -32,7 +32,7 @@ def template_environment() -> jinja2.sandbox.ImmutableSandboxedEnvironment:
     environment = _Sandbox(trim_blocks=True, lstrip_blocks=True, extensions=[jinja2.ext.loopcontrols, _GenerationBlock])
     environment.filters["tojson"] = _tojson
     environment.globals["raise_exception"] = _raise_exception
-    environment.globals["strftime_now"] = _strftime_now
+    environment.globals["strftime_now"] = lambda pattern: datetime.now().strftime(pattern)
     return environment
 
 
@@ -92,7 +92,3 @@ def _tojson(
 
 def _raise_exception(message: str) -> None:
     raise jinja2.TemplateError(message)
-
-
-def _strftime_now(pattern: str) -> str:
-    return datetime.now().strftime(pattern)

@@ -10,7 +10,6 @@ import codecs
 from collections.abc import Collection, Sequence
 from typing import NamedTuple
 
-from quire.foundation.messages.from_engine import End
 from quire.foundation.messages.to_engine import Add
 from quire.sampling_params import SamplingParams
 from quire.text.deltas import ChoiceDelta, SequenceDelta
@@ -18,16 +17,9 @@ from quire.text.tokenizer import Tokenizer
 
 
 class ChoiceState:
-    """One choice while it is generated.
-
-    Args:
-        tokenizer: None for work on token ids alone.
-        shown_tokens: Special tokens that the text shows, whatever `skip_special_tokens` says.
-
-    Attributes:
-        cached_tokens: Tokens of its prompt that were found computed.
-        finished: Whether its last delta was processed.
-    """
+    """One choice while it is generated, without text if there is no tokenizer. `shown_tokens` are special tokens that
+    the text shows, whatever `skip_special_tokens` says; `cached_tokens` counts tokens of its prompt that were found
+    computed, and `finished` tells whether its last delta was processed."""
 
     def __init__(self, add: Add, tokenizer: Tokenizer | None, shown_tokens: Collection[int] = ()) -> None:
         self.num_tokens = 0
@@ -57,14 +49,11 @@ class ChoiceState:
                 seen.finish_reason, seen.stop_reason = "length", "timeout"
             else:
                 seen.finish_reason = "error" if reason == "refused" else reason
-                seen.stop_reason = self._stop_token(delta, delta.end)
+                if reason == "stop" and delta.tokens and delta.tokens[-1] in self._stop_token_ids:
+                    seen.stop_reason = delta.tokens[-1]
         self.num_tokens += used
         self.finished = seen.finish_reason is not None
         return seen
-
-    def _stop_token(self, delta: SequenceDelta, end: End) -> int | None:
-        last = delta.tokens[-1] if delta.tokens and end.reason == "stop" else None
-        return last if last in self._stop_token_ids else None
 
 
 PROMPT_TAIL = 8

@@ -14,15 +14,10 @@ _NAME = "thinking_token_budget"
 def thinking_budget(
     tokens: int | None, reasoning_parser: str | None, tokenizer: Tokenizer | None, turn: Turn | None = None
 ) -> ThinkingBudget | None:
-    """What the engine needs to end the reasoning after so many tokens; None where it need not.
-
-    Args:
-        tokens: Maximum number of tokens of reasoning; None or -1 for no limit.
-        turn: How the turn begins in the prompt; None where the prompt is no conversation, and its end tells.
-
-    Raises:
-        RequestError: The model's reasoning is not known, or does not begin and end by tokens of its own.
-    """
+    """Return what the engine needs to end the reasoning after at most `tokens` tokens; None where it need not, as with
+    None or -1 tokens. `turn` tells how the turn begins in the prompt; None where the prompt is no conversation, and its
+    end tells. Raises RequestError if the model's reasoning is not known, or does not begin and end by tokens of its
+    own."""
     if tokens is None or tokens < 0:
         return None
     if reasoning_parser is None or tokenizer is None:

@@ -78,14 +78,9 @@ class Tokenizer:
         return self._core.token_to_id(self.eos_token) if self.eos_token else None
 
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
-        """Token ids of a text.
-
-        Args:
-            add_special_tokens: With what the model puts around a text, such as a beginning-of-sequence token.
-
-        Raises:
-            RequestError: The text has half a surrogate pair, which is no text in any encoding.
-        """
+        """Return the token ids of a text, by default with what the model puts around it, such as a
+        beginning-of-sequence token. Raises RequestError if the text has half a surrogate pair, which is no text in any
+        encoding."""
         return self.encode_each([text], add_special_tokens)[0]
 
     def encode_each(self, texts: Sequence[str], add_special_tokens: bool = True) -> list[list[int]]:

@@ -78,13 +78,9 @@ def _from_merges(directory: Path, settings: TokenizerSettings) -> tokenizers.Tok
 
 @dataclass(frozen=True)
 class TokenizerSettings:
-    """Settings of a tokenizer; a null in a file is as if its key were absent.
-
-    Attributes:
-        values: Of tokenizer_config.json, and older files' special tokens.
-        added: Tokens beside those that text is made of, by their ids.
-        special: Texts of tokens that are special.
-    """
+    """Settings of a tokenizer; a null in a file is as if its key were absent. `values` are those of
+    tokenizer_config.json and of older files' special tokens, `added` are tokens by id beside those that text is made
+    of, and `special` the texts of special tokens."""
 
     values: Mapping[str, Any]
     added: Mapping[int, AddedToken]

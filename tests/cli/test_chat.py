@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator, Sequence
 import pytest
 
 from quire.cli import chat
-from quire.cli.remote import printable
+from quire.cli.chat import printable
 from quire.errors import QuireError, UnavailableError
 from tests.api.server import KEY, Pace, Server, running
 

@@ -35,15 +35,9 @@ class StreamSize(NamedTuple):
 
 
 class CardStageLinks:
-    """This rank's links to other stages, as source and sink of streams and of sampled tokens (StageTokens).
-
-    Args:
-        device: The rank's card, which is the current one.
-        exchange: Exchanges messages with all ranks; called twice.
-
-    Raises:
-        ConfigError: The cards cannot map one another's memory.
-    """
+    """This rank's links to other stages, as source and sink of streams and of sampled tokens (StageTokens). The device
+    is the current one, and `exchange`, which exchanges messages with all ranks, is called twice. Raises ConfigError if
+    the cards cannot map one another's memory."""
 
     def __init__(self, mesh: Mesh, device: torch.device, exchange: Exchange, size: StreamSize) -> None:
         from quire.compute.kernels.triton.ranks import (  # Triton is there only with a GPU's torch

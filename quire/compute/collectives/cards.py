@@ -23,12 +23,8 @@ _log = logging.getLogger(__name__)
 
 
 class Cards:
-    """The Collectives of a rank with a card of its own, by kernels of ours or by NCCL.
-
-    Args:
-        device: The rank's card, which is the current one.
-        exchange: Exchanges messages with all ranks; called twice.
-    """
+    """The Collectives of a rank with a card of its own, which is the current one, by kernels of ours or by NCCL.
+    `exchange`, which exchanges messages with all ranks, is called twice."""
 
     def __init__(self, mesh: Mesh, device: torch.device, exchange: Exchange) -> None:
         self._ranks = mesh.tp

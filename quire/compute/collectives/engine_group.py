@@ -24,14 +24,9 @@ from quire.foundation.processes.shared_memory import SharedMemory
 
 
 class EngineGroup:
-    """A rank's part in the group.
-
-    Args:
-        memory: Memory of `group_bytes` that all ranks share.
-        ranks: Collectives over all ranks of all engines, in this memory.
-        bells: Eventfds that do not block and wake a rank each.
-        patience_s: How long `ranks` wait for one another.
-    """
+    """A rank's part in the group: `ranks` are collectives over all ranks of all engines, in `memory` of `group_bytes`
+    that all ranks share; they wait for one another up to `patience_s`. `bells` are eventfds that do not block and wake
+    a rank each."""
 
     def __init__(self, memory: SharedMemory, mesh: Mesh, ranks: Ranks, bells: Sequence[int], patience_s: float) -> None:
         self._words = memoryview(memory.view).cast("I")

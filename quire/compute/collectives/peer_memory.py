@@ -24,18 +24,8 @@ class _Handle(ctypes.Structure):
 
 
 class OwnMemory:
-    """Memory of this card, which is zero at first.
-
-    Args:
-        size: The minimum bytes.
-
-    Attributes:
-        address: The address in this process.
-        handle: The handle by which other processes map the memory.
-
-    Raises:
-        PeerMemoryError: There is not enough memory, or it cannot be shared.
-    """
+    """At least `size` bytes of this card, zero at first, at `address` in this process; other processes map them by
+    `handle`. Raises PeerMemoryError if there is not enough memory, or it cannot be shared."""
 
     def __init__(self, size: int) -> None:
         address, size, handle = ctypes.c_uint64(), -(-size // _BLOCK) * _BLOCK, _Handle()

@@ -29,14 +29,9 @@ _LONGEST_NAP_S = 1e-3
 def shared_memory_collectives(
     memory: SharedMemory, mesh: Mesh, vocab_size: int, *, spins: int, patience_s: float
 ) -> Ranks:
-    """Make this rank's collectives: by our kernels, or by torch where these cannot be compiled.
-
-    Args:
-        memory: Shared memory of `memory_bytes`.
-        vocab_size: The columns of logits.
-        spins: How many pauses a rank makes before it sleeps, SPINS; 0 where ranks share cores.
-        patience_s: How long a rank waits for another.
-    """
+    """Make this rank's collectives in shared memory of `memory_bytes`: by our kernels, or by torch where these cannot
+    be compiled. Logits have `vocab_size` columns. A rank makes `spins` pauses before it sleeps, 0 where ranks share
+    cores, and waits for another up to `patience_s`."""
     size, kernels = buffer_bytes(mesh, vocab_size), library()
     if kernels is None:
         return PlainRanks(memory, mesh, size, patience_s)
@@ -190,7 +185,6 @@ class PlainRanks:
         return [self._bytes[begin : begin + size].view(like.dtype).view(like.shape) for begin in begins]
 
     def _meet(self) -> bool:
-        """Whether all ranks have come to the call."""
         self.calls += 1
         self._words[self._mesh.tp_rank * LINE // 4] = self.calls
         for rank in range(self._mesh.tp):

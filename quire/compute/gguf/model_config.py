@@ -153,7 +153,6 @@ def _rope(model: GgufModel, own: Keys) -> dict[str, Any]:
 
 
 def _turning_share(model: GgufModel, own: Keys) -> float | None:
-    """Return which part of a head is rotated; None: all of it."""
     width: Any = own.get("attention.key_length")
     turning: Any = own.get("rope.dimension_count")
     if width is None and _is_number(own.get("embedding_length")):

@@ -66,15 +66,8 @@ def part_names(name: str) -> list[str]:
 
 
 def choose(names: Sequence[str], quantization: str | None, where: str) -> str:
-    """Choose a GGUF file, or the first part of a split model.
-
-    Args:
-        quantization: A word of the name, such as Q4_K_M; None: there is only one model.
-        where: The place of the files, for errors.
-
-    Raises:
-        ModelNotFoundError: No file or several files fit.
-    """
+    """Choose a GGUF file, or the first part of a split model, by a word of the name such as Q4_K_M; with None there is
+    only one model. Raises ModelNotFoundError, which says `where` the files are, if no file or several files fit."""
     models = [name for name in sorted(names) if part_names(name)[0] == name and not _is_projector(name)]
     found = models
     if quantization is not None:

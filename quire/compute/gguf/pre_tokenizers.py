@@ -24,11 +24,9 @@ _GPT4O = rf"{_ANY_CASE}|\p{{N}}{{1,3}}|{_SLASHED}"
 
 @dataclass(frozen=True)
 class PreTokenizer:
-    """How texts are cut.
+    """How texts are cut: `pre_tokenizer` and `normalizer` of tokenizer.json.
 
     Attributes:
-        steps: `pre_tokenizer` of tokenizer.json.
-        normalizer: `normalizer` of tokenizer.json.
         whole_words: Whether a word that is a token is taken whole, without merges (`ignore_merges`).
         adds_bos: Whether texts begin with the beginning-of-sequence token, if the file does not say it.
     """

@@ -20,13 +20,8 @@ PANEL = 16
 
 @dataclass(frozen=True)
 class TensorType:
-    """A type.
-
-    Attributes:
-        name: The name in GGUF's own tools, and the `dtype` of StoredTensor.
-        block: Weights of a block.
-        block_bytes: Bytes of a block in the file.
-    """
+    """A type, with its name in GGUF's own tools, which is the `dtype` of StoredTensor. A block has `block` weights, in
+    `block_bytes` of the file."""
 
     name: str
     block: int

@@ -56,14 +56,8 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Vocabulary:
-    """A file's tokens; a token's index is its id.
-
-    Attributes:
-        tokens: The texts of the tokens, as the file writes them.
-        types: The types of the tokens, NORMAL and the others.
-        scores: The scores of a sentencepiece vocabulary; empty for others.
-        merges: The merges of a byte-pair encoding; empty for others.
-    """
+    """A file's tokens; a token's index is its id. Types are NORMAL and others; scores belong to a sentencepiece
+    vocabulary, and merges to a byte-pair encoding: both are empty for other vocabularies."""
 
     tokens: list[str]
     types: list[int]
@@ -93,7 +87,9 @@ def tokenizer_files(metadata: Mapping[str, Any]) -> dict[str, bytes]:
 
 def end_ids(metadata: Mapping[str, Any]) -> list[int]:
     """Return the ids of the tokens that end a sequence, because the file names them or by their text."""
-    tokens = _list_or_none(metadata, "tokens")
+    tokens = metadata.get(f"{_PREFIX}tokens")
+    if not isinstance(tokens, list):  # `_list` refuses it
+        tokens = []
     named = [metadata.get(f"{_PREFIX}{name}_token_id") for name in ("eos", "eot", "eom")]
     ends = end_texts(tokens)
     known = [number for number, token in enumerate(tokens) if isinstance(token, str) and token in ends]
@@ -133,12 +129,6 @@ def _list(metadata: Mapping[str, Any], name: str, kind: type) -> list[Any]:
     if not isinstance(values, list) or not all(type(value) is kind for value in values):
         raise _refused(f"is no list of {kind.__name__}", name)
     return values
-
-
-def _list_or_none(metadata: Mapping[str, Any], name: str) -> list[Any]:
-    """Return a list, which is empty if the metadata have another value; `_list` refuses it."""
-    values = metadata.get(_PREFIX + name)
-    return values if isinstance(values, list) else []
 
 
 def _byte_level(vocabulary: Vocabulary, split: PreTokenizer) -> dict[str, Any]:

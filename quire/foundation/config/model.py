@@ -61,6 +61,11 @@ class ModelConfig:
     def __post_init__(self) -> None:
         check_range(self, -1, None, "max_logprobs")
 
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Names that requests may use; answers have the first."""
+        return self.served_model_name or (self.model,)
+
 
 @dataclass(frozen=True)
 class LoadConfig:

@@ -187,7 +187,6 @@ def _is_real(value: object) -> bool:
 
 
 def _method(asked: Mapping[str, Any]) -> Method:
-    """The method that is named, or the one that the model implies."""
     named, model = asked.get("method"), asked.get("model")
     if named is None:
         named = "ngram" if model in _NGRAM_MODELS else "draft_model" if model else None

@@ -26,15 +26,9 @@ _LONGEST_SHOWN = 80
 
 
 def read_value(kind: Any, value: Any) -> Any:
-    """The value of a field of this type.
-
-    Args:
-        kind: bool, int, float, str, Literal, `int | Literal["auto"]`, tuple[str, ...], dict, or one of them and None.
-        value: Text (whatever the type is), or a value of the type or close to it.
-
-    Raises:
-        ValueError: The value does not suit the type.
-    """
+    """Return the value of a field of this type: bool, int, float, str, Literal, `int | Literal["auto"]`, tuple[str,
+    ...], dict, or one of them and None. `value` is text, whatever the type is, or a value of the type or close to it.
+    Raises ValueError if the value does not suit the type."""
     inner = without_none(kind)
     if inner is not kind and (value is None or (isinstance(value, str) and value in ("None", "null"))):
         return None

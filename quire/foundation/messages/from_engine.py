@@ -179,12 +179,8 @@ class Heartbeat(_FromEngine, frozen=True):
 
 
 class Dead(_FromEngine, frozen=True):
-    """The engine is gone, and no further message of it follows. Sent by the process that saw it die.
-
-    Attributes:
-        successor: The engine that takes its place; None if none does.
-        in_flight: Sequences that it was working on.
-    """
+    """The engine is gone, and no further message of it follows. Sent by the process that saw it die. Its `successor`
+    takes its place, None if none does; it was working on the sequences `in_flight`."""
 
     cause: str
     successor: EngineId | None = None

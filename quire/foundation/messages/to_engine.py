@@ -38,13 +38,8 @@ class Fork(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Adapter(msgspec.Struct, frozen=True, array_like=True):
-    """A LoRA adapter. Its contents identify it: other contents under the same name are another adapter.
-
-    Attributes:
-        name: By which requests choose it.
-        path: Directory of its files.
-        digest: Hash of all that decides what it computes, in hex.
-    """
+    """A LoRA adapter. Its contents identify it, by `digest`, a hash in hex of all that decides what it computes: other
+    contents under the same name are another adapter. `path` is the directory of its files."""
 
     name: str
     path: str

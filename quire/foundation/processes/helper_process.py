@@ -98,7 +98,6 @@ class Channel(Generic[Sent, Received]):
             raise ChannelClosed from error
 
     def _take(self) -> Received | None:
-        """A message that has arrived completely; None if there is none."""
         if len(self._buffer) < _HEAD.size:
             return None
         end = _HEAD.size + _HEAD.unpack_from(self._buffer)[0]
@@ -147,13 +146,9 @@ class HelperProcess(Generic[Sent, Received]):
 
 
 class HelperPool(Generic[Sent, Received]):
-    """Helpers that are started when a task needs one, and kept for the next. Any thread may ask.
-
-    Args:
-        start: Starts a helper, whose first message says that it is ready.
-        start_seconds: How long that may take; on an idle machine it takes a tenth of a second.
-        name: What does not start, for an error.
-    """
+    """Helpers that are started when a task needs one, and kept for the next. Any thread may ask. The first message of a
+    helper says that it is ready; it may take `start_seconds`, and on an idle machine takes a tenth of a second. Errors
+    call it by `name`."""
 
     def __init__(self, start: Callable[[], HelperProcess[Sent, Received]], start_seconds: float, name: str) -> None:
         self._start = start

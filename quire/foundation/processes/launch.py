@@ -21,15 +21,9 @@ model's return. `beside` loads first, `after` last."""
 
 
 class SwapRequest(msgspec.Struct, frozen=True, tag=True):
-    """Serve another model.
-
-    Attributes:
-        asked: Settings as they were asked for, from which the next change starts.
-        config: The same settings, resolved.
-        drain_timeout: Seconds for open requests of the old model.
-        hold_timeout: Seconds that new requests wait while no model serves.
-        reasons: A line for each choice, for the log.
-    """
+    """Serve another model, by settings as they were asked for (`asked`, from which the next change starts), and
+    resolved (`config`). Open requests of the old model have `drain_timeout` seconds, and new requests wait
+    `hold_timeout` seconds while no model serves. `reasons` has a line for each choice, for the log."""
 
     asked: Config
     config: Config

@@ -56,16 +56,12 @@ def parameter_of(shape: ExpertsShape, a: tuple[int, ...], b: tuple[int, ...]) ->
 
 
 def by_expert(shape: ExpertsShape, parameter: str, a: Tensor, b: Tensor) -> Iterator[tuple[str, Tensor, Tensor]]:
-    """Yield the module's name, A [rank, columns] and B [rows, rank] of each expert's projections.
+    """Yield the module's name, A [rank, columns] and B [rows, rank] of each expert's projections, of a parameter
+    GATE_UP or DOWN with a [experts · rank, columns] and b [rows, rank · experts].
 
     PEFT wraps the parameters of transformers' stacked experts (`target_parameters`): A of all experts lie below each
     other, and in B the expert is the last of the indices of a column. Where both parameters of a layer are wrapped, one
     wraps the other, and their names say which one is outside, but not which one it is: shapes do.
-
-    Args:
-        parameter: GATE_UP or DOWN.
-        a: [experts · rank, columns].
-        b: [rows, rank · experts].
     """
     all_a = a.view(shape.count, -1, a.shape[1])
     all_b = b.view(len(b), -1, shape.count)
@@ -83,13 +79,8 @@ def by_expert(shape: ExpertsShape, parameter: str, a: Tensor, b: Tensor) -> Iter
 
 @dataclass
 class _Module:
-    """What an adapter has of a module.
-
-    Attributes:
-        named: The adapter's name of the module, which the patterns of its settings match.
-        names, shapes: The names and shapes of its tensors in the file, by A, B and magnitudes.
-        scale: What B A is multiplied by.
-    """
+    """What an adapter has of a module: the adapter's own name of it, which the patterns of its settings match, its
+    tensors' names and shapes in the file by A, B and magnitudes, and what B A is multiplied by."""
 
     named: str
     names: dict[str, str]
@@ -187,7 +178,6 @@ class _Reader:
 
 
 def _modules(file: safe_open, path: Path, updates: LowRankUpdates) -> dict[str, _Module]:
-    """The tensors of the file, by the module that they change."""
     modules: dict[str, _Module] = {}
     for name in file.keys():  # type: ignore[no-untyped-call]  # noqa: SIM118 (a handle is no dict)
         found = _NAME.match(name)

@@ -35,11 +35,7 @@ class _Wanted(NamedTuple):
 
 class DeviceAdapterLoader:
     """The executor's AdapterLoader: reads adapters and copies them to slots of the device, in threads of its own.
-
-    Args:
-        read: Reads an adapter's files.
-        kept: The maximum number of adapters kept in host memory.
-    """
+    `kept` is the maximum number of adapters kept in host memory."""
 
     def __init__(self, read: Read, memory: AdapterMemory, kept: int) -> None:
         self._read = read
@@ -102,7 +98,6 @@ class DeviceAdapterLoader:
         self._report(AdapterLoaded(Adapter(adapter.name, adapter.path, digest), wanted.slot, error))
 
     def _load(self, wanted: _Wanted) -> str:
-        """Load an adapter into its slot, and return its digest."""
         adapter, slot = wanted.adapter, wanted.slot
         host = self._host.get(adapter.digest)
         if host is None:

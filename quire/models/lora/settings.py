@@ -53,7 +53,6 @@ class AdapterSettings:
     has_magnitudes: bool = False
 
     def rank_of(self, module: str) -> int:
-        """The rank that a module should have."""
         return int(_by_pattern(self.ranks, module, self.rank))
 
     def scale_of(self, module: str, rank: int) -> float:

@@ -11,7 +11,6 @@ import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 from urllib.parse import urlsplit
 
 from quire.errors import CheckpointError
@@ -33,15 +32,11 @@ class AdapterSources:
 
     @contextmanager
     def directory(self, path: str) -> Iterator[Path]:
-        """A directory with the adapter's files, while they are read.
+        """Yield a directory with the adapter's files, while they are read.
 
-        Args:
-            path: A directory, which wins over a hub id of the same name; `s3://bucket/key`, where objects below the key
-                are called as the files are; or a hub id.
-
-        Raises:
-            ModelNotFoundError: The hub has no such adapter, or cannot be reached.
-            CheckpointError: S3 does not give it, or there is no such path.
+        The path is a directory, which wins over a hub id of the same name; `s3://bucket/key`, where objects below the
+        key are called as the files are; or a hub id. Raises ModelNotFoundError if the hub has no such adapter or cannot
+        be reached, and CheckpointError if S3 does not give it, or there is no such path.
         """
         if not path or "\0" in path:
             raise CheckpointError(f"{path!r} is no path of an adapter.")
@@ -65,16 +60,18 @@ def _fetch_from_s3(path: str, directory: Path) -> None:
     try:
         import boto3
         from boto3.exceptions import Boto3Error
+        from boto3.s3.transfer import TransferConfig
         from botocore.config import Config
         from botocore.exceptions import BotoCoreError, ClientError
     except ImportError as error:
         raise CheckpointError(f"{path} needs boto3 ({error}): pip install 'quire[s3]'.") from None
     settings = Config(connect_timeout=_CONNECT_S, read_timeout=_READ_S, retries={"total_max_attempts": _TRIES})
+    in_one_thread = TransferConfig(use_threads=False)  # serving goes on beside it
     try:
         client = boto3.Session().client("s3", config=settings)  # its own: credentials may have changed
         try:
             for name in (CONFIG, WEIGHTS):
-                _fetch(client, bucket, f"{key}/{name}", directory / name)
+                client.download_file(bucket, f"{key}/{name}", str(directory / name), Config=in_one_thread)
         finally:
             client.close()
     except ClientError as error:
@@ -83,10 +80,3 @@ def _fetch_from_s3(path: str, directory: Path) -> None:
         raise CheckpointError(f"{path}: {why}: check the path and the server's credentials.") from None
     except (BotoCoreError, Boto3Error, ValueError) as error:
         raise CheckpointError(f"{path} could not be fetched ({first_line(error)}): try again.") from None
-
-
-def _fetch(client: Any, bucket: str, key: str, file: Path) -> None:
-    """Download an object in one thread, so that serving goes on beside it."""
-    from boto3.s3.transfer import TransferConfig
-
-    client.download_file(bucket, key, str(file), Config=TransferConfig(use_threads=False))

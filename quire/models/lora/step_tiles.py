@@ -28,13 +28,9 @@ class Adapted(Enum):
 
 
 class StepTiles:
-    """Which tokens of the step that is being launched have which adapter.
-
-    Attributes:
-        tiles: The step's tokens by adapter; None: no token has an adapter.
-        expert_slots: [tokens] int64, the slot of each token's adapter if that changes experts, otherwise 0; None: no
-            token's adapter changes experts.
-    """
+    """Which tokens of the step that is being launched have which adapter: `tiles` has tokens by adapter, and
+    `expert_slots` [tokens] int64 the slot of each token's adapter if that changes experts, otherwise 0. Each is None if
+    there is no such token."""
 
     def __init__(self) -> None:
         self.tiles: Tiles | None = None

@@ -42,15 +42,8 @@ class ProductViews(NamedTuple):
 
 
 class LowRankUpdate:
-    """The low-rank update B A x of one product.
-
-    Args:
-        step: Which tokens of a step have adapters.
-        device: The type of the device that computes.
-
-    Attributes:
-        weights: The weights of all adapters on the device, once there is memory for them.
-    """
+    """The low-rank update B A x of one product, whose weights are there once there is memory for them. `step` knows
+    which tokens of a step have adapters; `device` is the type of the device that computes."""
 
     def __init__(self, shape: LinearShape, step: StepTiles, device: str) -> None:
         self.shape = shape
@@ -264,7 +257,6 @@ class LowRankUpdates:
 
     @property
     def number(self) -> int:
-        """How many products there are."""
         return len(self._updates)
 
     def views(self, memory: Tensor) -> Iterator[ProductViews]:
@@ -300,7 +292,6 @@ class LowRankUpdates:
 
     @property
     def _outputs(self) -> int:
-        """The outputs of all products together."""
         return sum(each.shape.outputs for each in self._updates)
 
     @property

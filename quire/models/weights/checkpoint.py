@@ -86,9 +86,7 @@ class Checkpoint(Protocol):
         """
         ...
 
-    def close(self) -> None:
-        """Close the files."""
-        ...
+    def close(self) -> None: ...
 
 
 class WrappedCheckpoint:

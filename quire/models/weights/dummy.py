@@ -46,7 +46,6 @@ class DummyCheckpoint:
 
 
 def _fill(out: Tensor, dummy: DummyValues, generator: torch.Generator) -> None:
-    """Fill a tensor with random values of its kind."""
     if dummy.kind == "groups":
         out.copy_(torch.arange(out.numel(), device=out.device) // int(dummy.size))
     elif dummy.kind == "scales":

@@ -51,9 +51,7 @@ class CopyStream(Protocol):
         """Let the device read this memory directly."""
         ...
 
-    def unpin(self, buffer: Tensor) -> None:
-        """Undo `pin`."""
-        ...
+    def unpin(self, buffer: Tensor) -> None: ...
 
     def scratch(self, size: int) -> Tensor:
         """uint8 [size] on the device."""
@@ -237,12 +235,8 @@ class CudaCopyStream:
             self._pinned.add(buffer.data_ptr())
         else:
             _log.info("weights     a buffer could not be pinned (CUDA error %d): reading is slower", int(code))
-            self._clear_cuda_error()
-
-    def _clear_cuda_error(self) -> None:
-        """CUDA reports the failed call at the next kernel launch: launch one here and drop the error."""
-        with suppress(RuntimeError):
-            torch.zeros(1, device=self._device)
+            with suppress(RuntimeError):  # CUDA reports the failed call at the next kernel launch: launch one here
+                torch.zeros(1, device=self._device)
 
     def unpin(self, buffer: Tensor) -> None:
         if buffer.data_ptr() in self._pinned:

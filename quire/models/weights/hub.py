@@ -89,13 +89,8 @@ def _names(directory: Path) -> list[str]:
 
 @dataclass(frozen=True)
 class HubAccess:
-    """How files are fetched.
-
-    Attributes:
-        token: For gated and private models.
-        download_dir: Where downloads are kept; None: huggingface_hub's own cache.
-        revision: Branch, tag or commit.
-    """
+    """How files are fetched: with a token for gated and private models, from a `revision` (branch, tag or commit), into
+    `download_dir`; None for huggingface_hub's own cache."""
 
     token: str | None = None
     download_dir: str | None = None

@@ -27,13 +27,8 @@ class Cut(NamedTuple):
 
 
 class TensorShard(NamedTuple):
-    """A rank's part of one tensor.
-
-    Attributes:
-        dimension: The dimension that is cut.
-        spans: The rank's entries along it, side by side.
-        place: How many dimensions with more than one entry come before it: tensors may be stored without the others.
-    """
+    """A rank's part of one tensor, cut along `dimension`: the entries of `spans`, side by side. `place` counts the
+    dimensions with more than one entry before it: tensors may be stored without the others."""
 
     dimension: int
     spans: tuple[Span, ...]

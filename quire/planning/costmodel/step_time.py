@@ -53,13 +53,9 @@ class Shares:
 
 
 class StepTime:
-    """Predicts steps of one model on one device.
-
-    Args:
-        spec: The model, or a rank's share of it.
-        faster_products: How many times as fast products of quantized weights are.
-        extra_ms: What ranks take to exchange tensors in any step: a constant, and a time for each token.
-    """
+    """Predicts steps of one model, or of a rank's share of it, on one device. Products of quantized weights are
+    `faster_products` times as fast; ranks take `extra_ms` to exchange tensors in any step: a constant, and a time for
+    each token."""
 
     def __init__(
         self,
@@ -86,13 +82,8 @@ class StepTime:
         self._fixed_ms = hardware.overhead_ms + layers_ms
 
     def __call__(self, counts: IntArray, before: IntArray, sampled: int) -> float:
-        """Return the milliseconds that a step takes.
-
-        Args:
-            counts: [rows] int64, the tokens of each row.
-            before: [rows] int64, the tokens of each row's context before these.
-            sampled: How many rows sample a token.
-        """
+        """Return the milliseconds of a step in which rows have `counts` [rows] int64 tokens behind contexts of `before`
+        [rows] int64 tokens, and `sampled` rows sample a token."""
         tokens = int(counts.sum())
         reads, scores = attended(counts, before, self._attention)
         attention = reads * self._kv_ms + scores * self._score_ms

@@ -40,7 +40,6 @@ class ServedAdapters:
         return list(self._by_name.values())
 
     def loaded(self, name: str) -> Adapter | None:
-        """The adapter of this name; None if it is not loaded."""
         return self._by_name.get(name)
 
     def serves(self, name: str) -> bool:

@@ -43,7 +43,6 @@ class FoundChoice:
 
     @property
     def num_tokens(self) -> int:
-        """Tokens of the output."""
         return len(self.sequence.tokens) - len(self.prompt)
 
     def pieces(self, tokenizer: Tokenizer | None, *, skip_special_tokens: bool) -> Iterator[ChoiceDelta]:
@@ -75,7 +74,6 @@ class FoundChoices:
         self.pieces = [choice.pieces(tokenizer, skip_special_tokens=skip_special_tokens) for choice in found]
 
     async def collect(self) -> list[ChoiceDelta]:
-        """Every choice as a whole."""
         time_slice, choices = TimeSlice(), list[ChoiceDelta]()
         for pieces in self.pieces:
             choice = ChoiceDelta()
@@ -86,7 +84,6 @@ class FoundChoices:
         return choices
 
     def usage(self) -> dict[str, Any]:
-        """Token counts of all choices."""
         return usage_field(self._prompt_tokens, sum(choice.num_tokens for choice in self._found))
 
     def usage_of(self, index: int, num_tokens: int | None = None) -> dict[str, int]:

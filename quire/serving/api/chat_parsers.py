@@ -1,7 +1,4 @@
-"""Which output parsers a server's conversations go through, and what a choice's text says by these.
-
-Owns the ids of calls, how many calls a request wants, and the finish reason that follows. Knows no format.
-"""
+"""Which output parsers a server's conversations go through, and what a choice's text says by these."""
 
 from __future__ import annotations
 

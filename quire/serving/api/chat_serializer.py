@@ -159,5 +159,4 @@ def token_ids_field(tokens: list[int], shown: bool) -> dict[str, Any]:
 
 
 def finish_fields(delta: ChoiceDelta) -> dict[str, Any]:
-    """Why a choice ended."""
     return {"finish_reason": delta.finish_reason, "stop_reason": delta.stop_reason}

@@ -1,8 +1,4 @@
-"""Conversations: from a ChatRequest to its running answers.
-
-Owns what all endpoints for conversations share. An endpoint with another JSON makes a ChatRequest of it, and writes the
-choices in its own way. Knows nothing about HTTP or responses.
-"""
+"""Conversations: from a ChatRequest, which endpoints with another JSON make too, to its running answers."""
 
 from __future__ import annotations
 

@@ -1,8 +1,5 @@
-"""Failures as OpenAI error bodies, and in the shape of other APIs under a few paths.
-
-Owns status, headers and wording of error responses, and what a 404 says of a path that a user has reason to ask for:
-which flag adds its route, or that it is not served. Details of unexpected failures go to the log only.
-"""
+"""Failures as OpenAI error bodies, and in the shape of other APIs under a few paths. Details of unexpected failures go
+to the log only."""
 
 from __future__ import annotations
 
@@ -90,7 +87,6 @@ def internal_error_body(request_id: str) -> dict[str, Any]:
 
 
 def json_answer(status: int, body: dict[str, Any], headers: dict[str, str]) -> Response:
-    """An answer with a JSON body."""
     return Response(msgspec.json.encode(body), status, headers, media_type="application/json")
 
 

@@ -54,7 +54,6 @@ class CallbackTimes:
         self._wall = self._processor = 0.0  # read at the same moment
 
     def run(self, callback: Callable[[*Ts], object], *arguments: *Ts) -> None:
-        """Call the callback, and count its time."""
         begun = perf_counter()
         if begun - self._wall > _STALE_S:
             self._processor, self._wall = thread_time(), begun

@@ -1,7 +1,4 @@
-"""The API process's part in a swap of models: it checks what is asked for, and obeys the supervisor's orders.
-
-Which processes start and end is the supervisor's business.
-"""
+"""The API process's part in a swap of models: it checks what is asked for, and obeys the supervisor's orders."""
 
 from __future__ import annotations
 

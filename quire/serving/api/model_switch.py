@@ -67,7 +67,6 @@ class ModelSwitch:
 
     @property
     def num_waiting(self) -> int:
-        """The number of requests that wait for a model."""
         return self._counts.waiting
 
     def hold(self, patience_s: float) -> None:

@@ -42,14 +42,10 @@ class CountOpen(msgspec.Struct, frozen=True, tag=True):
 
 
 class AdapterLoaded(msgspec.Struct, frozen=True, tag=True):
-    """Says that all engines have loaded this adapter."""
-
     adapter: Adapter
 
 
 class AdapterUnloaded(msgspec.Struct, frozen=True, tag=True):
-    """Says that all engines have unloaded the adapter of this name."""
-
     name: str
 
 
@@ -134,7 +130,6 @@ class Peers:
 
     @property
     def alone(self) -> bool:
-        """Whether there are no others."""
         return not self._others
 
     @contextlib.asynccontextmanager

@@ -55,7 +55,6 @@ class Conversation:
         add_generation_prompt: Whether to end with the head of an answer; None for yes, unless the last message is
             continued.
         continue_final_message: Whether to end inside the last message.
-        reasoning_effort: For templates that know of it, or can switch reasoning off.
         template: Text of another template than the model's; None for the model's.
     """
 

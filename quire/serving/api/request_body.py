@@ -136,7 +136,6 @@ def openapi_body(*schemas: type[BaseModel]) -> dict[str, Any]:
 
 
 def _fault(raw: bytes, error: Exception) -> str:
-    """What is wrong with a text that should be JSON, and where."""
     if not raw.strip():
         return "it is empty"
     try:

@@ -16,14 +16,9 @@ from quire.text.tokenizer import Tokenizer
 
 
 class RequestChoices:
-    """All choices of one request.
-
-    Args:
-        tokenizer: None for work on token ids only.
-        parsing: How text becomes content, reasoning and tool calls; None for content alone.
-        show_output: Whether the output is wanted; else only the prompts count.
-        names: What the client calls the fields of the request, for errors.
-    """
+    """All choices of one request. Without a tokenizer they are token ids only; `parsing` makes content, reasoning and
+    tool calls of text, or None content alone. If `show_output` is false, only the prompts count. `names` are the
+    client's names of fields, for errors."""
 
     def __init__(
         self,

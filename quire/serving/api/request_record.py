@@ -1,8 +1,5 @@
 """What is known about one HTTP request when it is over: who asked for what, how it was answered, and what that cost.
-
-Owns the middleware that finds out, adding up the cost of sequences, and the line of the access log, which never says
-what a request said.
-"""
+The access log never says what a request said."""
 
 from __future__ import annotations
 
@@ -135,7 +132,6 @@ class RequestRecordMiddleware:
 
 
 def log_access(record: RequestRecord, scope: Scope) -> None:
-    """Log one request."""
     if logger.isEnabledFor(logging.INFO):
         write_line(access_fields(record, scope), scope["http_version"])
 

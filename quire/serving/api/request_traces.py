@@ -55,8 +55,7 @@ def open_traces(config: Config) -> RequestTraces | None:
             f"--otlp-traces-endpoint needs OpenTelemetry's SDK ({error}): pip install 'quire[otel]'.",
             param="otlp_traces_endpoint",
         ) from error
-    names = config.model.served_model_name or (config.model.model,)
-    return RequestTraces(BatchSpanProcessor(exporter), names[0])
+    return RequestTraces(BatchSpanProcessor(exporter), config.model.names[0])
 
 
 def _exporter(endpoint: str) -> SpanExporter:

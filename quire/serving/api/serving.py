@@ -44,13 +44,9 @@ Answer = Callable[["Serving", Request, Schema], Coroutine[Any, Any, Response]]
 
 @dataclass(frozen=True)
 class Serving:
-    """One model behind its engines, as endpoints see it.
-
-    Attributes:
-        created: When the server started, in seconds since 1970, for /v1/models.
-        slow_reader_s: A streaming client that reads nothing for so many seconds is disconnected.
-        store: Responses, files and batches; None with --disable-responses-store.
-    """
+    """One model behind its engines, as endpoints see it, `created` when the server started, in seconds since 1970. A
+    streaming client that reads nothing for `slow_reader_s` seconds is disconnected. `store` has responses, files and
+    batches; None with --disable-responses-store."""
 
     config: Config
     session: EngineSession
@@ -72,7 +68,7 @@ class Serving:
     @property
     def names(self) -> tuple[str, ...]:
         """Names of the model; it answers under the first."""
-        return self.config.model.served_model_name or (self.config.model.model,)
+        return self.config.model.names
 
     def serves(self, name: str) -> bool:
         """Whether the model or an adapter has this name."""
@@ -140,7 +136,6 @@ class Serving:
 
 
 def json_response(body: dict[str, Any] | list[Any], status: int = 200) -> Response:
-    """A JSON answer."""
     pieces = write_json(body)
     if len(pieces) == 1:
         return Response(pieces[0], status, media_type="application/json")

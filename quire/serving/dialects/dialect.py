@@ -86,7 +86,6 @@ def name_dropped(response: Response, tools: Collection[str], hints: HintLog) -> 
 
 
 def named_event(kind: str, body: Mapping[str, Any]) -> bytes:
-    """A server-sent event with a name."""
     return encoded_event(kind, msgspec.json.encode(body))
 
 

@@ -168,7 +168,6 @@ class RouterApp:
                 self.limiter.end(exchange.key)
 
     async def _post(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Send a request to a server, and the answer back."""
         body = await _read_body(receive)
         if body is None:
             return

@@ -56,7 +56,6 @@ class PromptFields(msgspec.Struct):
 
     @property
     def num_tokens(self) -> int:
-        """Estimated tokens of the prompt."""
         return sum(map(len, self.prompt_parts())) // BYTES_PER_TOKEN
 
 

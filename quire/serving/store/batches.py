@@ -169,7 +169,6 @@ class BatchStore:
         await self.finish(batch, "failed")
 
     async def lines_done(self, batch: str) -> set[int]:
-        """The lines of the input that have a result."""
         query = "SELECT line FROM batch_results WHERE batch = ?"
         return await self.database.read(lambda c: {row[0] for row in c.execute(query, (batch,))})
 

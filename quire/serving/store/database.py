@@ -233,7 +233,6 @@ class Database:
 
 
 def _upgrade(connection: sqlite3.Connection, path: Path) -> None:
-    """Make the tables, or upgrade those of an older version."""
     (version,) = connection.execute("PRAGMA user_version").fetchone()
     if version > VERSION:
         raise ConfigError(

@@ -42,7 +42,6 @@ class Store:
 
     @property
     def exists(self) -> bool:
-        """Whether the file exists."""
         return self._database.path.exists()
 
     def open_now(self) -> None:

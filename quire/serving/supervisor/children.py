@@ -84,7 +84,6 @@ class Children:
         return None
 
     def ready(self, child: Child) -> None:
-        """Note that a process is ready."""
         self._was_ready.add(child.name)
         self._ready.add(child)
         self._early_deaths[child.name] = 0

@@ -28,11 +28,8 @@ STOP_ENGINES_S = 5.0
 class _Swap:
     """A swap that proceeds.
 
-    Attributes:
-        old: The model that is served when the swap begins.
-        new: The model to be served, while its engines run: in the end the old model again, if the other did not start.
-        why: Why the new model did not start.
-        stop_by: When the old engines that still run are killed.
+    `new` is served while its engines run: in the end the old model again, if the other did not start; `why` tells why.
+    At `stop_by`, old engines that still run are killed.
     """
 
     request: SwapRequest
@@ -62,7 +59,6 @@ class ModelSwap:
 
     @property
     def phase(self) -> SwapPhase | None:
-        """The phase of the present swap; None without one."""
         return None if self._swap is None or self.status is None else self.status.phase
 
     # --- what happens -----------------------------------------------------------------------------------------------
@@ -171,7 +167,6 @@ class ModelSwap:
         self._children.tell(HoldRequests(swap.request.drain_timeout, swap.request.hold_timeout))
 
     def _stop_old(self, swap: _Swap) -> None:
-        """Stop the old engines, which nobody uses any more."""
         for engine in swap.old.children:
             if self._children.is_ready(engine):
                 engine.signal(STOP_ENGINE)

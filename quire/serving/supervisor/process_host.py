@@ -32,8 +32,6 @@ class Signalled:
 
 @dataclass(frozen=True)
 class Reported:
-    """A child sent a report."""
-
     child: Child
     report: Report
 

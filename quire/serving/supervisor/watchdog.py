@@ -75,11 +75,9 @@ class RestartLimit:
     def allow(self, *, again: bool = False, failed_starts: int = 0) -> bool:
         """Whether a process that has just died may be replaced.
 
-        Args:
-            again: It died with requests that were in flight when it died before. This does not count: one of them may
-                kill engines, and fails when it does so alone.
-            failed_starts: How many of its starts in a row have failed. They count however long each took: otherwise
-                ranks that load for too long would be started again for ever.
+        A death with requests that were in flight at a death before (`again`) does not count: one of them may kill
+        engines, and fails when it does so alone. `failed_starts` in a row count however long each took: otherwise ranks
+        that load for too long would be started again for ever.
         """
         if failed_starts > self.most:
             return False

@@ -90,7 +90,6 @@ class GemmaCalls:
         return f"{opening}{', '.join(members)}{closing}"
 
     def _key(self, scanner: TextScanner) -> Steps[str | None]:
-        """A key and the colon behind it, as JSON."""
         if (yield from scanner.peek()) == "<":
             key = yield from self._string(scanner)
             if key is None or (yield from scanner.skip_space()) != ":":

@@ -26,7 +26,6 @@ _NAME = re.compile(r"\s*([^\s<>{}\[\]\"']+)\s*")
 
 
 def read(scanner: TextScanner, answer: Answer, tools: Sequence[Tool]) -> Steps[None]:
-    """Read content and calls."""
     called = False  # then a closing tag is expected, and is no content
     while tag := (yield from scanner.until(_EITHER if called else _OPEN, answer.text)):
         called = tag == OPEN and (yield from _call(scanner, answer, tools))

@@ -29,7 +29,6 @@ class LarkRules:
         self._tokens = re.compile("|".join(map(re.escape, tokens)))
 
     def is_special(self, token: str) -> bool:
-        """Whether the vocabulary has this special token."""
         return token in self._special_ids
 
     def add(self, name: str, body: str, options: str = "") -> str:
@@ -65,14 +64,9 @@ class LarkRules:
             yield quoted(text[at:])
 
     def json(self, schema: Mapping[str, Any], *, name: str = "", strict: bool = True, **options: Any) -> str:
-        """Add a rule that matches JSON of a schema, which must be complete in itself.
-
-        Args:
-            schema: As it was sent; whoever has the grammar compiled prepares it, by what its `x-quire` says.
-            name: What the client knows it by, for error messages.
-            strict: Whether it is refused if it cannot be enforced in full.
-            options: Those of `prepare_schema`.
-        """
+        """Add a rule that matches JSON of a schema, which must be complete in itself and is as it was sent: whoever has
+        the grammar compiled prepares it, by what its `x-quire` says. The client knows it by `name`. A `strict` schema
+        is refused if it cannot be enforced in full; `options` are those of `prepare_schema`."""
         known = {key: value for key, value in schema.items() if key not in ("x-guidance", "x-quire")}
         spacing = {"whitespace_pattern": options["whitespace"]} if options.get("whitespace") is not None else {}
         asked = {"name": name, "strict": strict, **options}

@@ -21,7 +21,6 @@ _PYTHON_TAG = Tags(PYTHON_TAG)
 
 
 def read(scanner: TextScanner, answer: Answer, tools: Sequence[Tool]) -> Steps[None]:
-    """Read content and calls."""
     yield from read_unmarked_calls(scanner, answer, tools, PYTHON_TAG, _objects)
 
 

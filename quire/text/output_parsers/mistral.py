@@ -31,7 +31,6 @@ def new_call_id() -> str:
 
 
 def read(scanner: TextScanner, answer: Answer, tools: Sequence[Tool]) -> Steps[None]:
-    """Read content and calls."""
     while (yield from scanner.until(_CALLS, answer.text)):
         scanner.start_recording(CALLS)
         first = yield from scanner.skip_space()

@@ -102,15 +102,9 @@ def create_parser(
     turn: Turn | None = None,
     calls_or_form: bool = False,
 ) -> OutputParser:
-    """A parser for one choice.
-
-    Args:
-        tool_parser: None leaves calls in the text.
-        reasoning_parser: None leaves reasoning in the text.
-        tools: What the model may call. Some formats take types of arguments from them.
-        calls_or_form: Whether the answer is calls alone or content alone (see `call_grammar`). Then nothing within the
-            content is a call.
-    """
+    """Return a parser for one choice. Without a parser's name, calls or reasoning stay in the text. Some formats take
+    types of arguments from `tools`. With `calls_or_form` the answer is calls alone or content alone (see
+    `call_grammar`): nothing within the content is a call."""
     reasoning = reasoning_format(reasoning_parser) if reasoning_parser else None
     tool = tool_format(tool_parser) if tool_parser else None
     read_answer = tool.read if tool else (reasoning and reasoning.answer) or read_plain
@@ -137,7 +131,6 @@ def special_tokens(tool_parser: str | None, reasoning_parser: str | None) -> fro
 
 
 def read_plain(scanner: TextScanner, answer: Answer, tools: Sequence[Tool]) -> Steps[None]:
-    """Read an answer whose text is all content."""
     yield from scanner.until(_NO_TAGS, lambda piece: (ContentDelta(piece),))
 
 

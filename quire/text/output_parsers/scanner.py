@@ -64,7 +64,6 @@ class TextScanner:
         self._recorded: list[str] | None = None
 
     def add(self, text: str) -> None:
-        """Add text that has arrived."""
         self._text = self._text[self._at :] + text
         self._at = 0
 

@@ -82,14 +82,9 @@ def _read_untagged(scanner: TextScanner, answer: Answer, tags: Tags, names: Coll
 def read_objects(
     scanner: TextScanner, answer: Answer, tag: str, tags: Tags, names: Collection[str] | None = None
 ) -> Steps[bool]:
-    """Read what stands behind the opening `tag`: one call, several, or a list of them.
-
-    Args:
-        names: Tools that may be called by an object that is a call and nothing else; None for any object with a name.
-
-    Returns:
-        Whether there is a call. Anything else has become content, with the tag if no call came before it.
-    """
+    """Read what stands behind the opening `tag`: one call, several, or a list of them. Returns whether there is a call;
+    anything else has become content, with the tag if no call came before it. An object that is a call and nothing else
+    may call tools in `names`; None for any object with a name."""
     scanner.start_recording(tag)
     called = False
     first = yield from scanner.skip_space()

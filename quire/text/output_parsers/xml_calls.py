@@ -49,7 +49,6 @@ class XmlCalls:
         self._value_end = Tags(self._parameter_end, self._parameter, self._function_end, tags.block[1])
 
     def read(self, scanner: TextScanner, answer: Answer, tools: Sequence[Tool]) -> Steps[None]:
-        """Read an answer."""
         called = False  # then the block's closing tag is expected, and is no content
         while tag := (yield from scanner.until(self._behind if called else self._outside, answer.text)):
             before = ""

@@ -132,7 +132,6 @@ def _timed_by_events(calls: Sequence[Call]) -> float:
 
 
 def _elapsed(run: Call) -> float:
-    """Seconds that a run takes on the device."""
     begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
     torch.cuda.synchronize()
     begin.record()
@@ -233,7 +232,6 @@ def measure(case: KernelCase, limits: Limits, device: torch.device, *, with_refe
 
 
 def _chosen(ops: Sequence[str], device: torch.device) -> list[KernelCase]:
-    """The cases of these ops (of all, if none is named) that the device has a kernel for."""
     cases = [case for case in all_cases(device) if (case.op, device.type) in KERNELS]
     known = {case.op for case in cases}
     for op in ops:

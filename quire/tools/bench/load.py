@@ -109,12 +109,10 @@ PEAK_WINDOW_S = 1.0
 
 @dataclass(frozen=True)
 class Load:
-    """A finished run.
+    """A finished run: outcomes in the order of the samples, its begin on `time.perf_counter`, and seconds from the
+    first request to the last answer.
 
     Attributes:
-        outcomes: In the order of the samples.
-        begin: When it began, on `time.perf_counter`.
-        duration: Seconds from the first request to the last answer.
         client_cpu: Share of one core that this process used; near 1 the client is what was measured.
         max_send_delay: Maximum seconds by which a request was sent late, because the client was slow or at its limit of
             concurrency.

@@ -115,7 +115,6 @@ def _check_same_card(results: Sequence[dict[str, Any]]) -> None:
 
 
 def _figures(results: Sequence[dict[str, Any]]) -> dict[Key, Figure]:
-    """The figures by row, with the runs of all results together."""
     merged: dict[Key, Figure] = {}
     for result in results:
         for key, figure in _rows(result):

@@ -147,8 +147,6 @@ class Line:
 
 @dataclass(frozen=True)
 class Panel:
-    """One chart."""
-
     title: str
     x_label: str
     y_label: str
@@ -173,7 +171,6 @@ def rates(amounts: Iterable[tuple[float, float]], seconds: float, buckets: int) 
 
 
 def svg(panels: Sequence[Panel]) -> str:
-    """The text of an SVG file with these panels."""
     body = "\n".join(_panel(panel, number * HEIGHT) for number, panel in enumerate(panels))
     height = HEIGHT * len(panels)
     return (

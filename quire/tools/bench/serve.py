@@ -142,7 +142,6 @@ async def _measure(
 
 
 def _served_model(http: BlockingClient, options: ServeOptions) -> _ServedModel:
-    """The model of the server, once that answers."""
     deadline = time.monotonic() + options.ready_check_timeout_sec
     while True:
         try:

@@ -2,25 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from quire.errors import ConfigError
 from quire.foundation.http_client.http1 import HttpError
 from quire.foundation.http_client.pool import BlockingClient
-from quire.tools.bench.client import Outcome
 from quire.tools.bench.datasets import Sample
 from quire.tools.bench.load import Load
 from quire.tools.bench.report import Summary, measured_with, percentile_name, summarize
 
-METRICS: dict[str, tuple[str, Callable[[Outcome], list[float]]]] = {
+METRICS: dict[str, tuple[str, Callable[[Any], list[float]]]] = {
     "ttft": ("Time to first token", lambda o: [] if o.ttft is None else [o.ttft]),
     "tpot": ("Time per output token (without the first)", lambda o: [] if o.tpot is None else [o.tpot]),
     "itl": ("Inter-token latency", lambda o: o.itls),
     "e2el": ("End-to-end latency", lambda o: [o.e2e_latency]),
 }
-"""By name: the title, and the values (seconds) of one request."""
+"""By name: the title, and the values (seconds) of one request, measured (Outcome) or simulated (Served)."""
 _COUNTERS = {
     "vllm:prefix_cache_queries_total": "prefix_queries",
     "vllm:prefix_cache_hits_total": "prefix_hits",
@@ -119,7 +118,7 @@ def _throughput(run: Run) -> dict[str, Any]:
     load, done = run.load, run.load.completed
     inputs, outputs = sum(o.prompt_tokens for o in done), sum(o.output_tokens for o in done)
     limits = _limits(run.options)
-    good = sum(_is_good(outcome, limits) for outcome in done)
+    good = sum(is_good(outcome, limits) for outcome in done)
     return {
         "num_prompts": len(run.samples),
         "completed": len(done),
@@ -180,8 +179,9 @@ def _details(load: Load) -> dict[str, Any]:
     }
 
 
-def _is_good(outcome: Outcome, limits: dict[str, float]) -> bool:
-    return all(value * 1e3 <= limit for name, limit in limits.items() for value in METRICS[name][1](outcome))
+def is_good(request: Any, limits: Mapping[str, float]) -> bool:
+    """Whether a request kept all limits, in milliseconds by metric. A limit of `itl` holds for each gap."""
+    return all(value * 1e3 <= limit for name, limit in limits.items() for value in METRICS[name][1](request))
 
 
 def shown_metrics(options: ServingReportOptions) -> list[str]:

@@ -88,9 +88,8 @@ class Suspect:
 def find_suspects(pairs: Sequence[LayerPair]) -> tuple[list[Suspect], list[Suspect], str | None]:
     """Find the layers that differ, after all were compared on the base model's activations.
 
-    Returns:
-        Blocks that can only be swapped as a whole, in the model's order; layers that can be swapped alone, the worst
-        first; and why not all layers can be, if that is so.
+    Returns blocks that can only be swapped as a whole, in the model's order; layers that can be swapped alone, the
+    worst first; and why not all layers can be, if that is so.
     """
     errors = {pair: pair.errors() for pair in pairs}
     worst = {pair: max(map(_size, found.values()), default=0.0) for pair, found in errors.items()}
@@ -134,7 +133,6 @@ def run(options: CheckOptions) -> int:
 def _sequences(
     options: CheckOptions, questions: Sequence[Question] | None, models: BothModels
 ) -> tuple[list[ScoredSequence], Scores | None]:
-    """The sequences that are compared, and the scores."""
     scores = None
     if questions is None:
         assert models.tokenizer is not None

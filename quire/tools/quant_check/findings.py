@@ -46,14 +46,8 @@ def joined(parts: Sequence[TokenFigures]) -> TokenFigures:
 
 @dataclass(frozen=True)
 class Divergence:
-    """Figures of a text.
-
-    Attributes:
-        mean_kl, standard_error, median_kl, p99_kl, max_kl: In nats a token.
-        top1_agreement: From 0 to 1.
-        base_perplexity, perplexity: Of the base model and of the other one.
-        kl_percentiles: At 0, 1, … 100 percent of the tokens.
-    """
+    """Figures of a text: KL divergences in nats a token, at 0, 1, … 100 percent of the tokens too; the share of tokens
+    that both models find likeliest; and the perplexity of the base model and of the other one."""
 
     tokens: int
     mean_kl: float

@@ -65,7 +65,6 @@ def _run(where: Deployment, load: Trace) -> SimulatedRun:
 
 
 def _deployed(options: SimulateOptions, spec: ModelSpec, directory: Path) -> Deployment:
-    """The model as it would be served."""
     device = device_called(options.gpu, options.serving.cpu_threads)
     spec = spec if options.gpu == "cpu" else on_a_gpu(spec)
     config = Config().with_values(model=str(options.model), **asdict(options.serving))

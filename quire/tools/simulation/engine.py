@@ -26,15 +26,9 @@ from quire.tools.simulation.trace import Trace
 
 @dataclass
 class Served:
-    """What became of a request.
-
-    Attributes:
-        sent: Seconds after the beginning of the load.
-        prompt: Tokens of its prompt.
-        times: When each output token came.
-        queued: Seconds in the engine's queue before its first step.
-        cached: Prompt tokens that the prefix cache had.
-    """
+    """What became of a request that was sent so many seconds after the beginning of the load: tokens of its prompt,
+    when each output token came, seconds in the engine's queue before its first step, and prompt tokens that the prefix
+    cache had."""
 
     sent: float
     prompt: int
@@ -59,7 +53,7 @@ class Served:
         return [after - before for before, after in zip(self.times, self.times[1:], strict=False)]
 
     @property
-    def e2e(self) -> float:
+    def e2e_latency(self) -> float:
         """Seconds to the last token."""
         return self.times[-1] - self.sent
 
@@ -144,7 +138,6 @@ class _TracePort:
 
     @property
     def is_open(self) -> bool:
-        """Whether any request has not ended."""
         return bool(self._open or self._to_send)
 
     def drain(self, wait: float | None) -> list[ToEngine | Undecodable]:

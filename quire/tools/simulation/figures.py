@@ -2,21 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from statistics import fmean
 from typing import Any
 
+from quire.tools.bench import serving_figures
 from quire.tools.bench.report import Row, percentile, percentile_name, table
-from quire.tools.simulation.engine import Served, SimulatedRun
+from quire.tools.simulation.engine import SimulatedRun
 
 PERCENTILES = (50.0, 90.0, 99.0)
-METRICS: dict[str, tuple[str, Callable[[Served], Sequence[float]]]] = {
-    "ttft": ("Time to first token", lambda each: [each.ttft]),
-    "tpot": ("Time per output token", lambda each: [] if each.tpot is None else [each.tpot]),
-    "itl": ("Inter-token latency", lambda each: each.itls),
-    "e2el": ("End-to-end latency", lambda each: [each.e2e]),
+METRICS = serving_figures.METRICS | {
+    "tpot": ("Time per output token", serving_figures.METRICS["tpot"][1]),
     "queue": ("Time in the queue", lambda each: [each.queued]),
 }
 """By vLLM's name: the title, and the values (seconds) of one request."""
@@ -120,7 +118,7 @@ def figures(
         if ordered:
             means[name] = fmean(ordered)
             milliseconds[name] = {p: percentile(ordered, p) for p in percentiles}
-    good = None if not limits else sum(is_good(each, limits) for each in served)
+    good = None if not limits else sum(serving_figures.is_good(each, limits) for each in served)
     prompts = sum(each.prompt for each in served)
     states = run.occupancy
     lasted = [after.time - before.time for before, after in pairwise(states)] + [0.0]  # until the next step has ended
@@ -142,8 +140,3 @@ def figures(
         means=means,
         milliseconds=milliseconds,
     )
-
-
-def is_good(each: Served, limits: Mapping[str, float]) -> bool:
-    """Whether a request kept all limits, in milliseconds by metric. A limit of `itl` holds for each gap."""
-    return all(1e3 * value <= limit for name, limit in limits.items() for value in METRICS[name][1](each))

@@ -166,7 +166,6 @@ def _search_json(search: Search) -> dict[str, Any]:
 
 
 def _notes(where: Deployment) -> Sequence[str]:
-    """What to know about these figures."""
     if isinstance(where.device, Processor):
         if where.measured is None:
             return ["cpu: a guess from its cores, easily a factor of two off; --calibrate times steps here."]

@@ -14,8 +14,8 @@ from dataclasses import dataclass
 from statistics import median
 
 from quire.errors import ConfigError
+from quire.tools.bench.serving_figures import is_good
 from quire.tools.simulation.engine import Served, SimulatedRun
-from quire.tools.simulation.figures import is_good
 
 LIMITED = ("ttft", "tpot", "itl", "e2el")
 PRECISION = 1.01
@@ -44,15 +44,9 @@ class TriedRate:
 
 @dataclass(frozen=True)
 class Search:
-    """The result of a search.
-
-    Attributes:
-        limits: Milliseconds by metric.
-        wanted: Share of the requests that have to keep them.
-        best: The highest rate that keeps them; None if none does.
-        over: The lowest rate that does not; None if all do.
-        tried: All rates, ascending.
-    """
+    """The result of a search for the rate at which a share `wanted` of the requests keeps the limits, in milliseconds
+    by metric: the highest rate that keeps them, the lowest that does not, each None if there is none, and all rates
+    that were tried, ascending."""
 
     limits: dict[str, float]
     wanted: float

@@ -80,7 +80,6 @@ def _simulated(best: Candidate, trace: Trace) -> Figures | None:
 
 
 def _memory(options: PlanOptions, spec: ModelSpec) -> list[MemoryRow]:
-    """The memory of one of each device, in each format."""
     formats: tuple[FormatName, ...] = get_args(FormatName)
     wanted = [name for name in formats if name in options.formats.split(",")]
     own = wanted if spec.quantization is None else wanted[:1]

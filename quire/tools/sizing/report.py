@@ -120,7 +120,6 @@ def _candidate_lines(plan: SizingPlan) -> list[list[str]]:
 
 
 def _notes(plan: SizingPlan) -> list[str]:
-    """What to know about these figures."""
     notes = []
     if (best := plan.candidates[0]).best is not None:
         notes.append(f"recommended: {_device(best)}, {best.format}, {best.best.batch} at a time")

@@ -32,7 +32,6 @@ class Traffic:
 
     @property
     def longest(self) -> int:
-        """Tokens of the longest sequence."""
         return max(self.most, self.length)
 
 

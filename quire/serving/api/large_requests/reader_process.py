@@ -64,8 +64,8 @@ def main(connection: socket.socket) -> None:
         channel.send(answer)
         large = task.size > _TRIMMED
         del task, answer
-        if large:
-            _release_memory()
+        if large and (trim := getattr(ctypes.CDLL(None), "malloc_trim", None)) is not None:
+            trim(0)  # otherwise the C library keeps what a long text took, some gigabytes, for the next one
 
 
 class Reader:
@@ -75,7 +75,6 @@ class Reader:
         self._config = config
 
     def answer(self, task: Task) -> Answer:
-        """The answer to a task."""
         try:
             match task:
                 case CheckBody():
@@ -137,12 +136,6 @@ def _check(task: CheckBody) -> Answer:
         schema: type[BaseModel] = getattr(importlib.import_module(module), name)
         check_fields(body, schema, task.lists)
     return Answer()
-
-
-def _release_memory() -> None:
-    """Without this the C library keeps what a long text took, some gigabytes, for the next one."""
-    if (trim := getattr(ctypes.CDLL(None), "malloc_trim", None)) is not None:
-        trim(0)
 
 
 if __name__ == "__main__":

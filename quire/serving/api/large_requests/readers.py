@@ -121,7 +121,6 @@ class Answer(msgspec.Struct, frozen=True, array_like=True):
         return cls(error=type(error).__name__, message=error.message, param=error.param)
 
     def raise_error(self) -> None:
-        """Raise the task's error, if there is one."""
         if self.error:
             error = RequestError.__new__(_KINDS.get(self.error, RequestError))
             QuireError.__init__(error, self.message, param=self.param)

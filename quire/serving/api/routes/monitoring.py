@@ -1,7 +1,4 @@
-"""GET /health, /ping, /version, /load, /metrics and /engine/frames: what probes, dashboards and the page ask.
-
-Owns when engines are asked for frames, how many may look, and that every stream of frames ends.
-"""
+"""GET /health, /ping, /version, /load, /metrics and /engine/frames: what probes, dashboards and the page ask."""
 
 from __future__ import annotations
 
@@ -98,8 +95,7 @@ def add_monitoring(app: FastAPI, serving: Serving) -> None:
 
 def metrics_app(stats: ServerStats, config: Config) -> Starlette:
     """An application with the route /metrics alone, for `quire run-batch --enable-metrics`."""
-    names = config.model.served_model_name or (config.model.model,)
-    exposition = Exposition(stats, names[0], config.cache)
+    exposition = Exposition(stats, config.model.names[0], config.cache)
 
     async def metrics(request: Request) -> Response:
         return Response(exposition.text(), media_type=CONTENT_TYPE)

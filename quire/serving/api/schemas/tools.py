@@ -78,13 +78,9 @@ ToolChoice = Literal["none", "auto", "required"] | ChosenTool | AllowedToolsChoi
 
 @dataclass(frozen=True)
 class ToolUse:
-    """Which tools an answer may or must call; there is at least one.
-
-    Attributes:
-        must_call: Whether the answer is a call and nothing else.
-        parallel: Whether there may be several calls.
-        some: Whether the model is shown others, which it may not call.
-    """
+    """Which tools an answer may or must call; there is at least one. If it `must_call`, the answer is a call and
+    nothing else; only a `parallel` one may have several calls. `some` tells whether the model is shown other tools,
+    which it may not call."""
 
     tools: tuple[Tool, ...]
     must_call: bool = False

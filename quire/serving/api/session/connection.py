@@ -122,7 +122,6 @@ class EngineConnection:
 
     @property
     def recovering_s(self) -> float:
-        """Seconds for which there has been no engine."""
         return self._clock.now() - self._died_at if self.state == "recovering" else 0.0
 
     @property
@@ -206,7 +205,6 @@ class EngineConnection:
         self._controls.fail_all(GenerationError("A message of the engine was lost. Send the request again."))
 
     def _on_replaced(self, dead: Dead, successor: EngineId) -> None:
-        """Connect to the engine's successor."""
         if self.ready is not None:
             if self.state == "ready":
                 self._died_at = self._clock.now()

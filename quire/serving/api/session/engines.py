@@ -254,13 +254,11 @@ class Engines:
                 connection.remember(action)
 
     def end_pause(self) -> None:
-        """Resume the engines that are paused."""
         for connection in self._connections:
             connection.end_pause()
 
 
 def _combined(answers: Sequence[Done]) -> Done:
-    """One answer of several engines to one command."""
     first = next((answer for answer in answers if answer.error), answers[0])
     if len(answers) == 1 or first.error:
         return first

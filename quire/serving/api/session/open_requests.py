@@ -92,7 +92,6 @@ class OpenRequests:
 
     @property
     def num_sequences(self) -> int:
-        """Sequences that have not ended."""
         return len(self._sequences)
 
     def get(self, sequence: int) -> OpenSequence | None:

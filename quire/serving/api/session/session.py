@@ -172,7 +172,6 @@ class EngineSession:
 
     @property
     def num_sequences(self) -> int:
-        """Sequences that have not ended."""
         return self.requests.num_sequences
 
     def counts(self) -> dict[str, int]:

@@ -133,7 +133,6 @@ def _result(block: ResultBlock) -> str:
 
 
 def _document(block: DocumentBlock) -> str | None:
-    """The text of a document; None if it is another kind of file."""
     source = block.source
     if source.get("type") == "text":
         text = source.get("data")

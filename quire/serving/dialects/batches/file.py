@@ -82,7 +82,7 @@ class BatchFile:
         """Read the input, and what an earlier run has left; raises RequestError if it cannot be answered."""
         seen: dict[str, int] = {}
         for number, raw in self._lines():
-            self._digests[number] = _digest(raw)
+            self._digests[number] = hashlib.sha256(raw).hexdigest()
             name: str | None
             try:
                 name = parse_line(raw, ENDPOINTS).custom_id
@@ -184,10 +184,6 @@ def _move(source: Path, target: Path) -> None:
         return
     target.write_bytes(source.read_bytes())
     source.unlink()
-
-
-def _digest(raw: bytes) -> str:
-    return hashlib.sha256(raw).hexdigest()
 
 
 def _refusal(number: int, error: BatchLineError) -> Answer:

@@ -1,7 +1,5 @@
-"""The requests of a batch: lines of its files in OpenAI's format, and answering them with the server's own endpoints.
-
-They are answered as fast as interactive requests leave room.
-"""
+"""The requests of a batch: lines of its files in OpenAI's format, and answering them with the server's own
+endpoints."""
 
 from __future__ import annotations
 

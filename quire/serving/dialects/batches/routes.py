@@ -73,11 +73,6 @@ class BatchRequest(Body):
     metadata: Metadata | None = None
     output_expires_after: OutputExpiresAfter | None = None
 
-    def check_endpoint(self) -> None:
-        """Raises RequestError for an endpoint to which no batch may go."""
-        if self.endpoint not in ENDPOINTS:
-            raise RequestError(f"endpoint must be one of {', '.join(ENDPOINTS)}.", param="endpoint")
-
     @property
     def seconds(self) -> int:
         """The completion window in seconds; raises RequestError if it is no time."""
@@ -98,7 +93,8 @@ def add_batches(app: FastAPI, serving: Serving) -> None:
     async def create(request: Request) -> Response:
         """Begin a batch."""
         fields = await read_body(request, BatchRequest)
-        fields.check_endpoint()
+        if fields.endpoint not in ENDPOINTS:
+            raise RequestError(f"endpoint must be one of {', '.join(ENDPOINTS)}.", param="endpoint")
         expires = fields.output_expires_after
         batch = await serving.stored.batches.create(
             model=serving.names[0],

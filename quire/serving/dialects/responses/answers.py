@@ -90,14 +90,9 @@ def failed(body: dict[str, Any], message: str) -> dict[str, Any]:
 
 @dataclass
 class ResponseAnswers:
-    """Writes one response, which has one choice; an AnswerFormat.
-
-    Attributes:
-        response: Its body as it is now; at first what `response_head` returned.
-        on_end: Is called with the last body of a stream.
-        keep_events: Whether anybody reads the events.
-        unread: Events that were not taken yet: number, type and JSON.
-    """
+    """Writes one response, which has one choice; an AnswerFormat. `response` is its body as it is now, at first what
+    `response_head` returned, and `on_end` is called with the last body of a stream. If anybody reads the events
+    (`keep_events`), `unread` has those that were not taken yet: number, type and JSON."""
 
     response: dict[str, Any]
     choices: RequestChoices

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import uuid
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -154,12 +154,8 @@ class _ModelTurn:
         return [message] if said else []
 
 
-def listed_items(items: Iterable[InputItem]) -> list[dict[str, Any]]:
-    """The items as responses list them: with ids, and all fields."""
-    return [_listed(item) for item in items]
-
-
-def _listed(item: InputItem) -> dict[str, Any]:
+def listed_item(item: InputItem) -> dict[str, Any]:
+    """The item as responses list it: with an id, and all fields."""
     match item:
         case MessageItem(role="assistant"):
             content = [{"type": "output_text", "text": t, "annotations": [], "logprobs": []} for t in _texts(item)]

@@ -18,12 +18,8 @@ Logprobs = Callable[[ChoiceDelta], list[dict[str, Any]]]
 
 @dataclass
 class OutputItems:
-    """The items of one response.
-
-    Attributes:
-        in_namespaces: Namespace and name of functions, by what the model calls them; others have no namespace.
-        items: Items that have begun; the last one may be open.
-    """
+    """The items of one response, of which the last one may be open. `in_namespaces` has the namespace and name of
+    functions, by what the model calls them; other functions have no namespace."""
 
     emit: Emit
     logprobs: Logprobs

@@ -20,7 +20,7 @@ from quire.serving.api.schemas.chat import ChatRequest
 from quire.serving.api.serving import Serving
 from quire.serving.api.token_fields import chat_logprobs
 from quire.serving.dialects.responses.answers import ResponseAnswers, response_head
-from quire.serving.dialects.responses.chat_request import chat_messages, chat_request, listed_items, log_hints
+from quire.serving.dialects.responses.chat_request import chat_messages, chat_request, listed_item, log_hints
 from quire.serving.dialects.responses.schemas import InputItem, MessageItem, ResponsesRequest, parse_items
 from quire.serving.dialects.responses.tools import ResponseTools
 from quire.serving.store.responses import StoredResponse
@@ -85,7 +85,7 @@ class ResponsesService:
             tools.in_namespaces,
             keep_events=bool(fields.stream or fields.background),
         )
-        listed = await convert(len(items), lambda: listed_items(items))
+        listed = await convert(len(items), lambda: [listed_item(item) for item in items])
         running = RunningResponse(events, choices, listed, tools.dropped)
         return running
 

@@ -47,13 +47,8 @@ class _Function:
 
 @dataclass(frozen=True)
 class ResponseTools:
-    """The tools of a request.
-
-    Attributes:
-        shown: What of `tools` is served, as it was sent.
-        dropped: Types of the tools that OpenAI hosts, which are left out.
-        choice: Which function must be called, as chat requests say it.
-    """
+    """The tools of a request: `shown` is what of `tools` is served, as it was sent; `dropped` are types of tools that
+    OpenAI hosts, which are left out; and `choice` is which function must be called, as chat requests say it."""
 
     shown: Sequence[dict[str, Any]] = ()
     dropped: Sequence[str] = ()
@@ -161,7 +156,6 @@ class ResponseTools:
         return self.allowed[int(match[1])].place + param[match.end() :]
 
     def log_hints(self, hints: HintLog) -> None:
-        """Log the hints that are not followed."""
         if any(function.fields.get("defer_loading") for function in self.functions):
             hints.drop("tools.defer_loading", "the model is shown all tools at once")
         if any(function.fields.get("output_schema") for function in self.functions):

@@ -110,14 +110,8 @@ def _answer(error: Exception | None) -> bytes:
 
 
 def _compile(module: str, name: str, target: dict[str, Any], specialization: str, deferred: bool) -> None:
-    """Put one compilation of a kernel, and its launcher, into Triton's cache.
-
-    Args:
-        module, name: The kernel's module, and its name there.
-        target: The fields of Triton's `GPUTarget`.
-        specialization: As in triton_private.CacheMiss.
-        deferred: Nobody waits for the compilation.
-    """
+    """Put one compilation of a kernel, and its launcher, into Triton's cache, for a target with the fields of Triton's
+    `GPUTarget`, with a specialization as in triton_private.CacheMiss. Nobody waits for a `deferred` compilation."""
     from quire.compute.kernels.triton.launching.triton_private import compile_for, compile_on_disk, make_cache_key
 
     if deferred:  # nearly all later compilations are deferred too, so the priority stays; the engine serves meanwhile

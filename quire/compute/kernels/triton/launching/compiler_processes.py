@@ -103,16 +103,11 @@ class CompilerProcesses:
     def submit(
         self, function: JITFunction[Any], specialization: str, target: dict[str, Any], *, deferred: bool = False
     ) -> Future[bool]:
-        """Have one of a function's compilations made, if it is not on disk.
+        """Have one compilation of Triton's function, which is at the top of one of our modules, made if it is not on
+        disk. Returns whether it is on disk then.
 
-        Args:
-            function: Triton's function, at the top of one of our modules.
-            specialization: As in triton_private.CacheMiss.
-            target: The fields of Triton's `GPUTarget`.
-            deferred: Compile it after all others, and not before `release`.
-
-        Returns:
-            Whether the compilation is on disk then.
+        Target and specialization are as in `compiler.py`. A deferred one is compiled after all others, and not before
+        `release`.
         """
         request = {
             "module": function.fn.__module__,

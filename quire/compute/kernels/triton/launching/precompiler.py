@@ -241,14 +241,8 @@ class _ShortSwitchInterval:
 
 
 class _Compilation:
-    """Stands in Triton's place for a compiled kernel until it exists, so that a launch waits for it.
-
-    Args:
-        kernels: Triton's kernels, by key.
-        done: The future of the compiled kernel.
-        again: Compiles the kernel.
-        needed: Is set when a launch waits for the kernel.
-    """
+    """Stands in Triton's place for a compiled kernel until it exists, so that a launch waits for it. `kernels` are
+    Triton's, by key; `again` compiles the kernel, and `needed` is set when a launch waits for it."""
 
     def __init__(
         self,
