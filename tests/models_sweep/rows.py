@@ -87,6 +87,9 @@ ROWS: dict[str, dict[str, Any]] = {
     "Starcoder2ForCausalLM": {"sliding_window": 45},
     "Exaone4ForCausalLM": _WINDOW | {"sliding_window_pattern": 4},
     "PhiForCausalLM": {"qk_layernorm": True},
+    "PersimmonForCausalLM": {},
+    "CodeGenForCausalLM": {"rotary_dim": 8},
+    "NanoChatForCausalLM": {"final_logit_softcapping": 5.0},
     "GemmaForCausalLM": {"head_dim": 32},
     "VaultGemmaForCausalLM": _WINDOW
     | {"head_dim": 32, "query_pre_attn_scalar": 20, "attn_logit_softcapping": 3.0, "final_logit_softcapping": 5.0},

@@ -27,6 +27,7 @@ class ModuleNames:
     Attributes:
         embedding, norm, head: The embedding of tokens, the norm after the last layer, and the head to logits.
         positions: The embedding of positions; empty: the model has none.
+        embedding_norm: The norm of the tokens' embeddings.
         layer: What the names in a layer begin with; {} stands for its number.
         norms: A layer's norms of the stream, in the order of their use.
         qkv: Queries, keys and values; one name: they are stored as one projection.
@@ -53,6 +54,7 @@ class ModuleNames:
     norm: str = "model.norm"
     head: str = "lm_head"
     positions: str = ""
+    embedding_norm: str = ""
     layer: str = "model.layers.{}"
     norms: tuple[str, ...] = ("input_layernorm", "post_attention_layernorm")
     qkv: tuple[str, ...] = ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj")

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from quire.models.config_file import ConfigFile
 from quire.models.families.family import Family, ModuleNames
 from quire.models.families.gpt2 import GPT2_DEFAULTS, GPT2_MODULES, GPT2_NAMES, gpt2_scale
-from quire.models.layer_spec import LayerSpec, with_parts
+from quire.models.layer_spec import LayerSpec, QKNormSpec, with_parts
 
 if TYPE_CHECKING:
     from quire.models.spec import ModelSpec
@@ -53,6 +53,11 @@ def _bigcode_model(fields: ConfigFile, spec: ModelSpec) -> ModelSpec:
 def _neox_layer(fields: ConfigFile, layer: LayerSpec, number: int) -> LayerSpec:
     place = "parallel" if fields.flag("use_parallel_residual", True) else "before"
     return with_parts(layer, norms={"place": place})
+
+
+def _persimmon_layer(fields: ConfigFile, layer: LayerSpec, number: int) -> LayerSpec:
+    norm = QKNormSpec("layer", bias=True) if fields.flag("qk_layernorm", True) else None
+    return with_parts(layer, mixer={"qk_norm": norm})
 
 
 def _falcon_layer(fields: ConfigFile, layer: LayerSpec, number: int) -> LayerSpec:
@@ -163,6 +168,31 @@ FAMILIES: dict[str, Family] = {
             "partial_rotary_factor": 0.25,
         },
         read_layer=_neox_layer,
+    ),
+    "PersimmonForCausalLM": Family(
+        modules=ModuleNames(
+            norm="model.final_layernorm",
+            qkv=("self_attn.query_key_value",),
+            qkv_layout="groups",
+            out="self_attn.dense",
+            query_norm="self_attn.q_layernorm",
+            key_norm="self_attn.k_layernorm",
+            up=("mlp.dense_h_to_4h",),
+            down="mlp.dense_4h_to_h",
+        ),
+        names={"rms_norm_eps": "layer_norm_eps"} | _ONE_KV_HEAD_EACH,
+        activations=("relu2",),
+        partial_rotary=True,
+        mixer=_BIASES,
+        mlp=_NO_GATE,
+        norms=_LAYER_NORMS,
+        defaults={
+            "hidden_act": "relu2",
+            "rms_norm_eps": 1e-5,
+            "partial_rotary_factor": 0.5,
+            "max_position_embeddings": 16384,
+        },
+        read_layer=_persimmon_layer,
     ),
     "FalconForCausalLM": Family(
         modules=_FALCON,

@@ -175,7 +175,7 @@ class LayerFactory:
         """Build a norm of the stream, for a layer that takes rows of this form in addition to dense ones."""
         if kind.kind == "layer":
             return self.remember(LayerNorm(name, width, kind, self.options))
-        return self.norm(name, width, RMS(kind.eps, kind.unit_offset), form)
+        return self.norm(name, width, RMS(kind.eps, kind.unit_offset, kind.weight), form)
 
     def norm(self, name: str, width: int, kind: RMS, form: RowForm | None = None) -> RMSNorm:
         """Build a root mean square norm of the stream, for a layer that takes rows of this form in addition to dense
