@@ -29,6 +29,9 @@ class Decoder:
             self._positions = build.at(first=True).positions(
                 modules.positions, count, spec.hidden, spec.position_offset
             )
+        self._embedding_norm = None
+        if spec.embedding_norm:
+            self._embedding_norm = build.at(first=True).stream_norm(modules.embedding_norm, spec.hidden, spec.norm)
         own = build.own_layers(len(spec.layers))
         self._rotaries = Rotaries(spec.layers[own.start : own.stop], build.options)
         self._blocks = [build_block(spec, build, layer) for layer in own]
@@ -38,6 +41,8 @@ class Decoder:
         self._logits = last.changed_logits(head, spec.logit_scale, spec.logit_cap)
 
     def embed(self, tokens: Tensor, positions: Positions) -> Stream:
+        if self._embedding_norm is not None:
+            return Stream(self._embedding_norm(self._embed(tokens)), None)
         return Stream(self._embed(tokens), None if self._positions is None else self._positions(positions.own))
 
     def blocks(self, stream: Stream, positions: Positions, attention: AttentionBackend) -> Iterator[Stream]:

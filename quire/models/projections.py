@@ -28,7 +28,7 @@ def build_attention(spec: ModelSpec, build: LayerFactory, layer: int) -> Attenti
     return build.attention(
         attention_layer(spec, build, layer),
         heads,
-        build.qkv(names, heads, own.inputs, own.qkv_bias, modules.transposed, own.gate),
+        build.qkv(names, heads, own.inputs, own.qkv_bias, modules.transposed, own.gate, modules.qkv_layout),
         build.row_parallel(f"{name}.{modules.out}", spec.hidden, inner, own.out_bias, modules.transposed),
         None if own.qk_norm is None else build.qk_norm(norm_names, heads, own.qk_norm, kind),
         norm_rope_form(own),

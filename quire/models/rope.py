@@ -79,7 +79,7 @@ def rotary_frequencies(rope: RopeSpec, head_dim: int, length: int = 0) -> Tensor
     """
     width, theta = rope.width(head_dim), rope.theta
     exponents = torch.arange(0, width, 2, dtype=torch.float32) / width
-    frequencies = 1.0 / theta**exponents
+    frequencies = (-1.0 if rope.backward else 1.0) / theta**exponents
     match rope.scaling:
         case None:
             return frequencies

@@ -84,12 +84,14 @@ class RopeSpec:
     """Rotary position embedding: frequencies theta^(-2i/d), then scaled, for the first `share` of each head's width.
 
     Pairs (2i, 2i + 1) are rotated if they are `interleaved`; otherwise, element i of the first half and of the second.
+    A rotation may go `backward`.
     """
 
     theta: float = 10000.0
     scaling: Scaling | None = None
     share: float = 1.0
     interleaved: bool = False
+    backward: bool = False
 
     def width(self, head_dim: int) -> int:
         """Return how many of a head's dimensions are rotated."""

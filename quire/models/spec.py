@@ -45,6 +45,7 @@ class ModelSpec:
         position_offset: The number of the first position's embedding.
         embedding_scale: The factor of the tokens' embeddings; None: 1.
         logit_scale: The factor of logits; None: 1.
+        embedding_norm: Whether the tokens' embeddings are normed.
         head_bias: Whether the head has a bias.
         tie_embeddings: Whether the head's weight is the embedding's.
         dtype: config.json's name of the checkpoint's dtype.
@@ -86,6 +87,7 @@ class ModelSpec:
     position_offset: int = 0
     embedding_scale: float | None = None
     logit_scale: float | None = None
+    embedding_norm: bool = False
     head_bias: bool = False
     mtp_layers: range = range(0)
 
@@ -129,6 +131,7 @@ class ModelSpec:
         if head is not None:
             around = self.vocab_size * h * head.own_embedding + head.vocab_size * h
             around += len(head.sources_of(0)) * head.target_hidden * h
+        around += sum(self.norm.weights(h)) * self.embedding_norm
         return around + sum(map(sum, (layer.weights() for layer in self.layers))) + sum(self.norm.weights(h))
 
     def weight_bytes(self, dtype: str) -> int:

@@ -72,6 +72,7 @@ def _logits(
             left_out=spec.mtp_layers,
             expert=spec.family.modules.expert,
             transposed_experts=spec.family.modules.transposed_experts,
+            older=spec.family.modules.older,
         )
     )
     check_weights(checkpoint, weight_specs_of(factory.layers), spec.architecture)

@@ -87,9 +87,22 @@ ROWS: dict[str, dict[str, Any]] = {
     "Starcoder2ForCausalLM": {"sliding_window": 45},
     "Exaone4ForCausalLM": _WINDOW | {"sliding_window_pattern": 4},
     "PhiForCausalLM": {"qk_layernorm": True},
+    "PersimmonForCausalLM": {},
+    "CodeGenForCausalLM": {"rotary_dim": 8},
+    "NanoChatForCausalLM": {"final_logit_softcapping": 5.0},
     "GemmaForCausalLM": {"head_dim": 32},
     "VaultGemmaForCausalLM": _WINDOW
     | {"head_dim": 32, "query_pre_attn_scalar": 20, "attn_logit_softcapping": 3.0, "final_logit_softcapping": 5.0},
+    "GPTBigCodeForCausalLM": {"multi_query": True},
+    "GPTNeoXForCausalLM": {"rope_parameters": {"rope_type": "default", "partial_rotary_factor": 0.5}},
+    "FalconForCausalLM": {"new_decoder_architecture": True, "num_kv_heads": 2, "bias": True},
+    "GPTNeoForCausalLM": {
+        "num_hidden_layers": 4,
+        "attention_types": [[["global", "local"], 2]],
+        "window_size": 20,
+    },
+    "OPTForCausalLM": {"ffn_dim": 96, "word_embed_proj_dim": 64},
+    "BioGptForCausalLM": {},
     "GPT2LMHeadModel": {"n_inner": 96},
     "CohereForCausalLM": {"use_qk_norm": True, "logit_scale": 0.3},
     "Cohere2ForCausalLM": _WINDOW | {"logit_scale": 0.3},
@@ -180,4 +193,4 @@ ROWS: dict[str, dict[str, Any]] = {
     },
     "PhimoeForCausalLM": _FEW_EXPERTS | {"attention_bias": True, "lm_head_bias": True, "router_jitter_noise": 0.2},
 }
-"""By `architectures` entry, what differs from SHAPE."""
+"""By `architectures` entry, what differs from SHAPE; `like` names the class that transformers has of it."""

@@ -21,8 +21,8 @@ pytestmark = [pytest.mark.models, pytest.mark.parametrize("architecture", ROWS)]
 @pytest.fixture
 def checkpoint(architecture: str, tmp_path: Path) -> Path:
     torch.set_num_threads(1)
-    row = {"architecture": architecture} | SHAPE | ROWS[architecture]
-    directory = make_tiny(tmp_path, **row)
+    row = SHAPE | ROWS[architecture]
+    directory = make_tiny(tmp_path, row.pop("like", architecture), **row)
     edit_config(directory, {"architectures": [architecture]})
     return directory
 

@@ -27,9 +27,11 @@ class ModuleNames:
     Attributes:
         embedding, norm, head: The embedding of tokens, the norm after the last layer, and the head to logits.
         positions: The embedding of positions; empty: the model has none.
+        embedding_norm: The norm of the tokens' embeddings.
         layer: What the names in a layer begin with; {} stands for its number.
         norms: A layer's norms of the stream, in the order of their use.
         qkv: Queries, keys and values; one name: they are stored as one projection.
+        qkv_layout: How a projection of queries, keys and values stores them (qkv_layout.py).
         out: The output projection of attention.
         query_norm, key_norm: The norms of queries and keys.
         gate: The projection that gates attention's output.
@@ -45,15 +47,18 @@ class ModuleNames:
         shared_gate: The projection whose σ multiplies the shared expert's output.
         transposed: Whether projections are stored as [in, out].
         transposed_experts: Whether experts that are stored as one tensor are [experts, in, out].
+        older: Beginnings of names in some checkpoints, each with what it stands for.
     """
 
     embedding: str = "model.embed_tokens"
     norm: str = "model.norm"
     head: str = "lm_head"
     positions: str = ""
+    embedding_norm: str = ""
     layer: str = "model.layers.{}"
     norms: tuple[str, ...] = ("input_layernorm", "post_attention_layernorm")
     qkv: tuple[str, ...] = ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj")
+    qkv_layout: Literal["kinds", "groups", "four blocks"] = "kinds"
     out: str = "self_attn.o_proj"
     query_norm: str = "self_attn.q_norm"
     key_norm: str = "self_attn.k_norm"
@@ -70,6 +75,7 @@ class ModuleNames:
     shared_gate: str = "mlp.shared_expert_gate"
     transposed: bool = False
     transposed_experts: bool = False
+    older: tuple[tuple[str, str], ...] = ()
 
 
 @dataclass(frozen=True)

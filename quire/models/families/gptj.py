@@ -1,4 +1,4 @@
-"""GPT-J: attention and MLP in parallel behind one layer norm, and a head with a bias."""
+"""GPT-J and CodeGen: attention and MLP in parallel behind one layer norm, and a head with a bias."""
 
 from __future__ import annotations
 
@@ -56,6 +56,7 @@ GPTJ: dict[str, Any] = {
         "rms_norm_eps": 1e-5,
         "rotary_dim": 64,
     },
+    "only": {"tie_word_embeddings": (False,)},
     "activations": ("gelu_new", "gelu_pytorch_tanh"),
     "mixer": {"qkv_bias": False, "out_bias": False},
     "mlp": {"gated": False, "bias": True},
@@ -63,4 +64,8 @@ GPTJ: dict[str, Any] = {
     "read_layer": _rotated_in_part,
     "read_model": _biased_head,
 }
-FAMILIES: dict[str, Family] = {"GPTJForCausalLM": Family(modules=MODULES, **GPTJ)}
+_CODEGEN = replace(MODULES, qkv=("attn.qkv_proj",), qkv_layout="four blocks")
+FAMILIES: dict[str, Family] = {
+    "GPTJForCausalLM": Family(modules=MODULES, **GPTJ),
+    "CodeGenForCausalLM": Family(modules=_CODEGEN, **GPTJ),
+}

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Any
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
 
 from quire.models.config_file import ConfigFile
 from quire.models.families.family import Family, ModuleNames
 from quire.models.kv_cache_groups import read_window
 from quire.models.layer_spec import LayerSpec, QKNormSpec, with_parts
+
+if TYPE_CHECKING:
+    from quire.models.spec import ModelSpec
 
 _NO_GATE = ModuleNames(up=("mlp.up_proj",))
 _PLAIN = ("relu2", "gelu", "gelu_new", "gelu_pytorch_tanh", "relu")
@@ -42,6 +46,15 @@ def _stablelm(fields: ConfigFile, layer: LayerSpec, number: int) -> LayerSpec:
     parallel: dict[str, Any] = {"place": "parallel", "number": 1} if fields.flag("use_parallel_residual") else {}
     norm = QKNormSpec("layer", weights="by module") if fields.flag("qk_layernorm") else None
     return with_parts(layer, mixer={"qkv_bias": fields.flag("use_qkv_bias"), "qk_norm": norm}, norms=parallel)
+
+
+def _nanochat(fields: ConfigFile, layer: LayerSpec, number: int) -> LayerSpec:
+    assert layer.mixer.rope is not None
+    return with_parts(layer, mixer={"rope": replace(layer.mixer.rope, backward=True)})
+
+
+def _normed_embedding(fields: ConfigFile, spec: ModelSpec) -> ModelSpec:
+    return replace(spec, embedding_norm=True)
 
 
 def _starcoder2(fields: ConfigFile, layer: LayerSpec, number: int) -> LayerSpec:
@@ -130,6 +143,16 @@ FAMILIES: dict[str, Family] = {
             "partial_rotary_factor": 0.5,
             "max_position_embeddings": 4096,
         },
+    ),
+    "NanoChatForCausalLM": Family(
+        modules=ModuleNames(up=("mlp.fc1",), down="mlp.fc2"),
+        activations=_PLAIN,
+        mixer={"qk_norm": QKNormSpec(weights="none", behind_rope=True)},
+        mlp={"gated": False, "bias": False},
+        norms={"weight": False},
+        defaults={"hidden_act": "relu2", "final_logit_softcapping": 15.0},
+        read_layer=_nanochat,
+        read_model=_normed_embedding,
     ),
     "Jais2ForCausalLM": Family(
         names={"rms_norm_eps": "layer_norm_eps"},

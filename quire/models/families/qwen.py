@@ -6,7 +6,7 @@ from quire.models.families.family import Family, ModuleNames
 from quire.models.families.mixtures import experts_in_place_of_mlps
 from quire.models.layer_spec import QKNormSpec
 
-_QWEN = {"use_sliding_window": False, "max_window_layers": 28, "max_position_embeddings": 32768}
+_QWEN = {"use_sliding_window": False, "sliding_window": 4096, "max_window_layers": 28, "max_position_embeddings": 32768}
 FAMILIES: dict[str, Family] = {
     "Qwen2ForCausalLM": Family(windows="from", mixer={"qkv_bias": True}, defaults=_QWEN),
     "Qwen2MoeForCausalLM": Family(
@@ -34,6 +34,7 @@ FAMILIES: dict[str, Family] = {
             "num_experts_per_tok": 8,
             "moe_intermediate_size": 768,
             "use_sliding_window": False,
+            "sliding_window": 4096,
             "max_position_embeddings": 32768,
         },
         read_layer=experts_in_place_of_mlps(),

@@ -36,6 +36,7 @@ from quire.models.layers.mixture import (
 from quire.models.layers.mlp import GATED, MLP, PLAIN, XIELU, Experts
 from quire.models.layers.norm import RMS, LayerNorm, RMSNorm
 from quire.models.layers.qk_norm import QKNorm
+from quire.models.layers.qkv_layout import QkvLayout, spans_of
 from quire.models.lora.updates import LowRankUpdates
 from quire.models.quantization.dense import DenseEmbedding
 from quire.models.quantization.formats import Quantization
@@ -116,12 +117,18 @@ class LayerFactory:
         bias: bool,
         transposed: bool = False,
         gate: GateSpec | None = None,
+        layout: QkvLayout = "kinds",
     ) -> Projection:
         """Build queries, keys and values as one product, whether stored one by one or as one projection.
 
         If there are fewer KV heads than ranks, several ranks share one. If attention has a gate, the last name is that
         of its projection, whose outputs come last.
         """
+        if layout != "kinds":
+            spans = spans_of(layout, heads, self._mesh.part(heads.query), self._mesh.part(heads.kv))
+            cut = Cut((heads.query + 2 * heads.kv) * heads.width, spans)
+            whole, own = (LinearShape(names, (rows,), columns) for rows in (cut.whole, _size(cut)))
+            return self._adapted(own, bias, LinearPart(whole, {names[0]: cut}))
         parts = (Outputs(heads.query, heads.width), Outputs(heads.kv, heads.width), Outputs(heads.kv, heads.width))
         if gate is None:
             return self._column_parallel(names, _by_module(names, parts), columns, bias, transposed=transposed)
@@ -168,7 +175,7 @@ class LayerFactory:
         """Build a norm of the stream, for a layer that takes rows of this form in addition to dense ones."""
         if kind.kind == "layer":
             return self.remember(LayerNorm(name, width, kind, self.options))
-        return self.norm(name, width, RMS(kind.eps, kind.unit_offset), form)
+        return self.norm(name, width, RMS(kind.eps, kind.unit_offset, kind.weight), form)
 
     def norm(self, name: str, width: int, kind: RMS, form: RowForm | None = None) -> RMSNorm:
         """Build a root mean square norm of the stream, for a layer that takes rows of this form in addition to dense

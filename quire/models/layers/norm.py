@@ -25,10 +25,12 @@ class RMS:
     Attributes:
         eps: Added to the mean square.
         unit_offset: Whether weights are stored minus one, and applied in fp32.
+        weight: Whether a weight is stored; otherwise, it is ones.
     """
 
     eps: float
     unit_offset: bool = False
+    weight: bool = True
 
 
 class RMSNorm:
@@ -65,15 +67,16 @@ class RMSNorm:
         self.weight: Tensor
 
     def weight_specs(self) -> Iterator[WeightSpec]:
-        for name, _ in self._names:
+        for name, _ in self._names if self._kind.weight else ():
             yield WeightSpec(f"{name}.weight", (self._width,))
 
     def load_weights(self, checkpoint: Checkpoint) -> None:
         dtype = torch.float32 if self._kind.unit_offset else self._options.dtype
         parts = []
         for name, heads in self._names:
-            weight = torch.empty(self._width, dtype=self._options.dtype, device=self._options.device)
-            checkpoint.read(f"{name}.weight", weight)
+            weight = torch.ones(self._width, dtype=self._options.dtype, device=self._options.device)
+            if self._kind.weight:
+                checkpoint.read(f"{name}.weight", weight)
             weight = weight.to(dtype) + 1 if self._kind.unit_offset else weight
             parts.append(weight.expand(heads, -1) if heads else weight)
         self.weight = torch.cat(parts)  # [width], or [heads, width]

@@ -8,6 +8,7 @@ comparing what the whole layer and the rank's part of it need tells which dimens
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -106,11 +107,28 @@ class ShardedCheckpoint(WrappedCheckpoint):
         assert at == out.shape[dimension]
 
 
+def _reordered(spec: WeightSpec, cut: Cut) -> TensorShard | None:
+    """All outputs of a tensor in another order; None: they are in order, or the tensor has none.
+
+    Raises:
+        CheckpointError: The weights' form does not say where the outputs are.
+    """
+    if sum(span.count for span in cut.spans) != cut.whole or len(cut.spans) == 1 or math.prod(spec.shape) == 1:
+        return None
+    if not spec.shape or spec.shape[0] != cut.whole:
+        raise CheckpointError(
+            f"{spec.name} {list(spec.shape)}: queries, keys and values are stored head by head, which is not supported "
+            "for this form of quantized weights. Use the model's bf16 checkpoint.",
+            param="quantization",
+        )
+    return TensorShard(0, cut.spans, 0)
+
+
 def _shard(spec: WeightSpec, own: WeightSpec, cut: Cut) -> TensorShard | None:
     """The rank's part of a tensor; None: all of it."""
     different = [number for number, sizes in enumerate(zip(spec.shape, own.shape, strict=True)) if len(set(sizes)) > 1]
     if not different:
-        return None
+        return _reordered(spec, cut)
     assert len(different) == 1, f"{spec.name} is cut in several dimensions: {spec.shape} to {own.shape}"
     (dimension,) = different
     unit, rest = divmod(cut.whole, spec.shape[dimension])

@@ -41,6 +41,7 @@ def with_standard_names(
     left_out: range = range(0),
     expert: tuple[str, str, str] = ("gate_proj", "up_proj", "down_proj"),
     transposed_experts: bool = False,
+    older: Sequence[tuple[str, str]] = (),
 ) -> Checkpoint:
     """The checkpoint under the names that models use, whichever of the published customs its files follow.
 
@@ -50,7 +51,13 @@ def with_standard_names(
         left_out: The numbers of layers that no model reads.
         expert: The model's names of gate, up and down of one expert.
         transposed_experts: Whether experts that are stacked are stored as [in, out].
+        older: Beginnings of names in some files, each with what it stands for.
     """
+    for begin, standard in older:
+        names = checkpoint.contents()
+        if any(name.startswith(begin) for name in names):
+            renamed = {standard + name.removeprefix(begin) if name.startswith(begin) else name: name for name in names}
+            checkpoint = Renamed(checkpoint, renamed)
     names = checkpoint.contents()
     texts = {
         _renamed(text): name
