@@ -46,7 +46,8 @@ def norm_rope_form(own: AttentionSpec) -> NormRopeForm:
 def attention_layer(spec: ModelSpec, build: LayerFactory, layer: int) -> AttentionLayer:
     """Return the properties of layer number `layer` that the attention backend needs."""
     own = spec.layers[layer].mixer
-    return AttentionLayer(layer - build.own_layers(len(spec.layers)).start, Scores(own.scale, own.cap))
+    scores = Scores(own.scale, own.cap, slopes=build.slopes(own.slopes))
+    return AttentionLayer(layer - build.own_layers(len(spec.layers)).start, scores)
 
 
 def build_mlp(spec: ModelSpec, build: LayerFactory, layer: int) -> MLP | MixtureOfExperts:

@@ -107,6 +107,7 @@ def attention(
     window: int | None = None,
     chunk: int | None = None,
     sinks: Tensor | None = None,
+    slopes: Tensor | None = None,
 ) -> Tensor:
     """Lower-right causal attention, one head at a time, in float64: q [n, heads, d], k and v [length, kv_heads, d]."""
     (n, heads, d), (length, kv_heads, _) = q.shape, k.shape
@@ -118,6 +119,7 @@ def attention(
             first = 0 if window is None else max(0, seen - window)
             first = first if chunk is None else (seen - 1) // chunk * chunk
             scores = k[first:seen, own].double() @ q[i, head].double() * (scale or d**-0.5)
+            scores -= 0 if slopes is None else slopes[head].double() * torch.arange(len(scores)).flip(0)
             weights = (scores if cap is None else cap * (scores / cap).tanh()).exp()
             total = weights.sum() + (0 if sinks is None else sinks[head].double().exp())
             out[i, head] = weights / total @ v[first:seen, own].double()
@@ -204,10 +206,10 @@ def test_experts_are_their_mlps_summed_by_weight(tokens: int) -> None:
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("mask", [Mask(), Mask(5), Mask(40), Mask(chunk=6)], ids=str)
 @pytest.mark.parametrize("cap", [None, 1.5])
-@pytest.mark.parametrize("has_sinks", [False, True])
+@pytest.mark.parametrize("more", ["", "sinks", "slopes"])
 @pytest.mark.parametrize(("heads", "kv_heads"), [(4, 4), (6, 2), (4, 1)])
 def test_paged_attention(
-    dtype: torch.dtype, mask: Mask, cap: float | None, has_sinks: bool, heads: int, kv_heads: int
+    dtype: torch.dtype, mask: Mask, cap: float | None, more: str, heads: int, kv_heads: int
 ) -> None:
     """Rows of one token and of many, with a past and without."""
     starts, counts = torch.tensor([20, 0, 3, 0, 15]), torch.tensor([1, 1, 19, 7, 2])
@@ -215,9 +217,11 @@ def test_paged_attention(
     q = normal(30, heads, 16, dtype=dtype, seed=2)
     table = (torch.randperm(15, generator=torch.Generator().manual_seed(3)) + 1).view(5, 3)
     slots, out = torch.tensor([2, 4, 0, 3, 1]), torch.full_like(q, float("nan"))
-    rows, sinks = PagedRows(table, slots, starts, counts), torch.linspace(-3, 3, heads) if has_sinks else None
-    paged_attention(q, PagedKV(keys, values), rows, mask, Scores(0.4, cap, sinks), out)
+    rows = PagedRows(table, slots, starts, counts)
+    sinks = torch.linspace(-3, 3, heads) if more == "sinks" else None
+    slopes = torch.linspace(0.1, 1.5, heads) if more == "slopes" and cap is None else None
+    paged_attention(q, PagedKV(keys, values), rows, mask, Scores(0.4, cap, sinks, slopes), out)
     for row, (first, end) in enumerate(pairwise([0, *counts.cumsum(0).tolist()])):
         length = int(starts[row] + counts[row])
         k, v = (x[table[slots[row]]].flatten(0, 1)[:length] for x in (keys, values))
-        near(out[first:end], attention(q[first:end], k, v, 0.4, cap, *mask, sinks))
+        near(out[first:end], attention(q[first:end], k, v, 0.4, cap, *mask, sinks, slopes))

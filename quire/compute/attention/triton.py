@@ -91,6 +91,7 @@ class TritonAttention:
         max_rows, step_tokens: The maximum rows and tokens of a step.
         max_length: Tokens of the longest sequence.
         dtype: The dtype of queries; None: that of the cache.
+        has_slopes: Whether scores depend on distances (`Scores.slopes`), which dense prefill does not support.
 
     Raises:
         ConfigError: The kernels do not serve this shape of attention.
@@ -104,6 +105,7 @@ class TritonAttention:
         step_tokens: int,
         max_length: int,
         dtype: torch.dtype | None = None,
+        has_slopes: bool = False,
     ) -> None:
         cache = kv.layers[0].keys
         dtype = dtype or cache.dtype
@@ -114,7 +116,7 @@ class TritonAttention:
                 f"may be {_MAX_HEAD_DIM} wide, and {_MAX_GROUP} query heads share a KV head, at most."
             )
         self._kv = kv
-        self._tiling = _tiling(kv, heads, dtype, step_tokens, max_length)
+        self._tiling = _tiling(kv, heads, dtype, step_tokens, max_length, has_slopes)
         self._keys_of_tile = keys_of_tile(d, item)
         self._splits_at_once = kv_splits_at_once(kv_heads, device)
         splits = kv_splits_for(max_rows + 1, self._splits_at_once)  # one row for a step's padding
@@ -207,7 +209,9 @@ def _without_dense_tiles(prefill: PrefillMetadata) -> PrefillMetadata:
     return PrefillMetadata(QueryTiles(rows[first:], offsets[first:], first_tokens))
 
 
-def _tiling(kv: KVView, heads: int, dtype: torch.dtype, step_tokens: int, max_length: int) -> PrefillTiling:
+def _tiling(
+    kv: KVView, heads: int, dtype: torch.dtype, step_tokens: int, max_length: int, has_slopes: bool
+) -> PrefillTiling:
     """Return the sizes and costs of this device's prefill kernels, for heads of this shape."""
     cache = kv.layers[0].keys
     device, (kv_heads, d), item = cache.device, cache.shape[2:], dtype.itemsize
@@ -222,7 +226,7 @@ def _tiling(kv: KVView, heads: int, dtype: torch.dtype, step_tokens: int, max_le
         shared_slowdown=prefill_split_kv.SHARED_SLOWDOWN,
         max_splits_of_tile=prefill_split_kv.MAX_SPLITS_OF_TILE,
     )
-    if Mask() not in kv.masks or not prefill_dense.serves_dense_prefill(device, dtype, d):
+    if has_slopes or Mask() not in kv.masks or not prefill_dense.serves_dense_prefill(device, dtype, d):
         return tiling
     return dataclasses.replace(
         tiling,

@@ -10,6 +10,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any, NamedTuple, TypeVar
 
+import torch
 from torch import Tensor
 
 from quire.compute.attention.backend import AttentionLayer
@@ -147,6 +148,13 @@ class LayerFactory:
         """Build the gate and up projections of an MLP `width` wide as one product, however they are stored."""
         parts = _by_module(names, (Outputs(width), Outputs(width)))
         return self._column_parallel(names, parts, columns, bias, gated=GATED[activation] == "silu_and_mul")
+
+    def slopes(self, slopes: tuple[float, ...]) -> Tensor | None:
+        """Return what scores of this rank's heads fall by with each position of distance; None: nothing."""
+        if not slopes:
+            return None
+        own = self._mesh.part(len(slopes))
+        return torch.tensor(slopes[own.start : own.start + own.count], dtype=torch.float32, device=self.options.device)
 
     def row_parallel(
         self,

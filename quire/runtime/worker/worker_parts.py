@@ -147,7 +147,15 @@ class WorkerParts:
         rows = max(limits.rows, MAX_SHORT_TOKENS)  # a short step's tokens are rows of attention
         return StartingRunner(
             loaded.model,
-            attention_backend(kv, spec.attention.heads, rows, limits.tokens, limits.length, self.options.dtype),
+            attention_backend(
+                kv,
+                spec.attention.heads,
+                rows,
+                limits.tokens,
+                limits.length,
+                self.options.dtype,
+                has_slopes=bool(spec.attention.slopes),
+            ),
             transfer,
             loaded.slots,
             limits,

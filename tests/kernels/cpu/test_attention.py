@@ -44,6 +44,7 @@ class Case:
     cap: float | None = None
     chunk: int | None = None
     sinks: bool = False
+    slopes: bool = False
 
     @property
     def mask(self) -> Mask:
@@ -52,7 +53,9 @@ class Case:
     @property
     def scores(self) -> Scores:
         """Sinks are from far below to far above all scores."""
-        return Scores(self.d**-0.5, self.cap, torch.linspace(-5, 5, self.heads) if self.sinks else None)
+        sinks = torch.linspace(-5, 5, self.heads) if self.sinks else None
+        slopes = 0.7 ** torch.arange(1, self.heads + 1) if self.slopes else None
+        return Scores(self.d**-0.5, self.cap, sinks, slopes)
 
 
 MIXED = ((0, 1), (63, 1), (64, 1), (200, 1), (0, 130), (17, 40), (5, 0), (90, 2))
@@ -74,6 +77,8 @@ CASES = [
     Case(4, 4, 32, 16, MIXED, window=20, cap=3.0, sinks=True),
     Case(16, 2, 80, 16, MIXED, chunk=32, sinks=True),
     Case(6, 2, 96, 16, MIXED, chunk=50),
+    Case(8, 8, 64, 16, MIXED, slopes=True),
+    Case(6, 2, 80, 16, MIXED, window=50, slopes=True),
     Case(4, 1, 64, 16, ((4999, 1), (3000, 70)), chunk=1024),
 ]
 

@@ -19,7 +19,7 @@ from quire.foundation.config.environment import NativeKernels
 
 _P, _I, _N, _F = ctypes.c_void_p, ctypes.c_int64, ctypes.c_int32, ctypes.c_float
 _CACHED: dict[str, tuple[type, ...]] = {
-    "paged_attention": (*[_P] * 5, _I, *[_P] * 3, *[_I] * 8, _F, _F, _P, _P),
+    "paged_attention": (*[_P] * 5, _I, *[_P] * 3, *[_I] * 8, _F, _F, _P, _P, _P),
     "qk_norm_rope_and_cache": (_P, *[_I] * 5, _P, _P, _N, _F, _P, _P, _I, *[_P] * 5, _N, _F, _P, _P),
 }
 """The argument types of kernels that read or write the KV cache, which may have a dtype of its own."""

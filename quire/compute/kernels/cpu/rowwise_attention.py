@@ -80,7 +80,7 @@ def paged_attention(q: Tensor, kv: PagedKV, rows: PagedRows, mask: Mask, scores:
         name, q.dtype, q.data_ptr(), keys.data_ptr(), values.data_ptr(), out.data_ptr(), table.data_ptr(),
         table.stride(0), slots.data_ptr(), starts.data_ptr(), counts.data_ptr(), len(counts), heads, kv_heads, d,
         keys.shape[1], keys.stride(0), mask.window or 0, mask.chunk or 0, scores.scale, scores.cap or 0.0,
-        address(scales), address(scores.sinks),
+        address(scales), address(scores.sinks), address(scores.slopes),
     )  # fmt: skip
 
 

@@ -80,6 +80,17 @@ def softmax_with_sinks(scores: Tensor, sinks: Tensor | None) -> Tensor:
     return torch.cat((first, scores), -1).softmax(-1)[..., 1:]
 
 
+def add_slopes(scores: Tensor, slopes: Tensor, queries: Tensor, keys: Tensor) -> None:
+    """Add slope · (key's position - query's position) to scores, in place.
+
+    Args:
+        scores: [kv_heads, group, queries, keys] fp32.
+        slopes: [kv_heads · group] fp32.
+        queries, keys: Their positions.
+    """
+    scores += slopes.view(*scores.shape[:2], 1, 1) * (keys - queries[:, None])
+
+
 def soft_cap(x: Tensor, cap: float) -> None:
     """x = cap · tanh(x / cap), in place (Gemma 2, section 2)."""
     x.div_(cap).tanh_().mul_(cap)

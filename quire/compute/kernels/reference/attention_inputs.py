@@ -89,11 +89,14 @@ class Scores(NamedTuple):
         cap: A bound c of scores, which become c · tanh(score / c); None: no bound.
         sinks: [heads] fp32, for each query head the score of one more key, which has no value: the softmax starts with
             it (Xiao et al. 2023, "attention sinks", learned). Neither scale nor bound applies. None: no such key.
+        slopes: [heads] fp32, for each query head what a key's score grows by for each position that it is nearer to its
+            query (Press et al. 2021, "ALiBi"); without a bound only. None: scores do not depend on distances.
     """
 
     scale: float
     cap: float | None = None
     sinks: Tensor | None = None
+    slopes: Tensor | None = None
 
 
 class Mask(NamedTuple):

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from quire.compute.kernels.reference.activation import soft_cap, softmax_with_sinks
+from quire.compute.kernels.reference.activation import add_slopes, soft_cap, softmax_with_sinks
 from quire.compute.kernels.reference.attention_inputs import (
     DecodeRows,
     DenseTiles,
@@ -282,12 +282,18 @@ def _context(kv: PagedKV, line: Tensor, begin: int, end: int) -> tuple[Tensor, T
 
 
 def _attend(q: Tensor, k: Tensor, v: Tensor, seen: Tensor | None, scores: Scores) -> Tensor:
-    """Return softmax(score(q kᵀ)) v in fp32: q [n, heads, d], k and v [length, kv_heads, d] → [n, heads, d]."""
-    (n, heads, d), kv_heads = q.shape, k.shape[1]
+    """Return softmax(score(q kᵀ)) v in fp32: q [n, heads, d], k and v [length, kv_heads, d] → [n, heads, d].
+
+    The last key is the last query's.
+    """
+    (n, heads, d), (length, kv_heads, _) = q.shape, k.shape
     grouped = q.float().view(n, kv_heads, heads // kv_heads, d)
     products = torch.einsum("nhgd,khd->hgnk", grouped, k.float()) * scores.scale
     if scores.cap is not None:
         soft_cap(products, scores.cap)
+    if scores.slopes is not None:
+        keys = torch.arange(length, device=q.device)
+        add_slopes(products, scores.slopes, keys[length - n :], keys)
     if seen is not None:
         products.masked_fill_(~seen, float("-inf"))
     weights = softmax_with_sinks(products, scores.sinks)

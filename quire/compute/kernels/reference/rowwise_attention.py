@@ -6,7 +6,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from quire.compute.kernels.reference.activation import soft_cap, softmax_with_sinks
+from quire.compute.kernels.reference.activation import add_slopes, soft_cap, softmax_with_sinks
 from quire.compute.kernels.reference.attention_inputs import (
     CacheWrite,
     Mask,
@@ -119,13 +119,14 @@ def paged_attention(q: Tensor, kv: PagedKV, rows: PagedRows, mask: Mask, scores:
         k, v = (cache.index_select(0, blocks).flatten(0, 1)[span] for cache in (kv.keys, kv.values))
         tokens = slice(first, first + count)
         seen = None  # torch has faster ways for a lone query, which sees all of these keys, and for a whole prompt
-        explicit = scores.cap is not None or scores.sinks is not None
+        explicit = any(each is not None for each in (scores.cap, scores.sinks, scores.slopes))
         if count > 1 and (count < end or explicit or min(mask.window or end, mask.chunk or end) < end):
             seen = tile_mask(mask, torch.arange(start, end), torch.arange(seen_from, end))
         if kv.scales is None:
-            out[tokens] = _attend(q[tokens], k, v, seen, scores)
+            out[tokens] = _attend(q[tokens], k, v, seen, scores, start - seen_from)
         else:
-            wide = _attend(q[tokens].float(), k.float(), v.float() * kv.scales[1, :, None], seen, scores)
+            values = v.float() * kv.scales[1, :, None]
+            wide = _attend(q[tokens].float(), k.float(), values, seen, scores, start - seen_from)
             out[tokens] = wide.to(out.dtype)
         first += count
 
@@ -138,22 +139,25 @@ def quantized(x: Tensor, dtype: torch.dtype) -> Tensor:
     return x.clamp(-most, most).to(dtype)
 
 
-def _attend(q: Tensor, k: Tensor, v: Tensor, seen: Tensor | None, scores: Scores) -> Tensor:
+def _attend(q: Tensor, k: Tensor, v: Tensor, seen: Tensor | None, scores: Scores, before: int) -> Tensor:
     """Compute attention of queries q [n, heads, d] over some of k and v [length, kv_heads, d] → [n, heads, d].
 
-    `seen` is [n, length] bool; None: a lone query sees all keys, and several are a whole prompt's.
+    `before` of the keys stand before the first query. `seen` is [n, length] bool; None: a lone query sees all keys, and
+    several are a whole prompt's.
     """
     (n, heads, d), (length, kv_heads, _) = q.shape, k.shape
     grouped = q.view(n, kv_heads, heads // kv_heads, d).permute(1, 2, 0, 3)  # [kv_heads, group, n, d]
     shape = (kv_heads, heads // kv_heads, length, d)
     k, v = k.transpose(0, 1).unsqueeze(1).expand(shape), v.transpose(0, 1).unsqueeze(1).expand(shape)
-    if scores.cap is None and scores.sinks is None:
+    if scores.cap is None and scores.sinks is None and scores.slopes is None:
         causal = n > 1 and seen is None
         o = F.scaled_dot_product_attention(grouped, k, v, seen, is_causal=causal, scale=scores.scale)
     else:
         products = (grouped @ k.transpose(-1, -2)).float().mul_(scores.scale)
         if scores.cap is not None:
             soft_cap(products, scores.cap)
+        if scores.slopes is not None:
+            add_slopes(products, scores.slopes, torch.arange(before, before + n), torch.arange(length))
         if seen is not None:
             products.masked_fill_(~seen, float("-inf"))
         o = softmax_with_sinks(products, scores.sinks).to(v.dtype) @ v

@@ -54,6 +54,11 @@ def paged(
     return Paged(PagedKV(cache[0], cache[1]), table.to(device))
 
 
+def slopes_of(heads: int, device: str) -> Tensor:
+    """Slopes of ALiBi, from steep to almost flat."""
+    return 0.7 ** torch.arange(1, heads + 1, device=device)
+
+
 def sinks_of(heads: int, device: str) -> Tensor:
     """Sinks from far below to far above all scores."""
     return torch.linspace(-6, 6, heads, device=device) if heads > 1 else torch.full((1,), 1.5, device=device)

@@ -11,7 +11,7 @@ from torch import Tensor
 from quire.compute.kernels.reference import paged_attention as reference
 from quire.compute.kernels.reference.attention_inputs import DecodeRows, Mask, PagedRows, Scores
 from quire.compute.kernels.triton.attention import decode_split_kv as ours
-from tests.kernels.triton.attention.paged import NAN, assert_near, paged, sinks_of
+from tests.kernels.triton.attention.paged import NAN, assert_near, paged, sinks_of, slopes_of
 
 DTYPES = [torch.float32, torch.bfloat16, torch.float16]
 
@@ -104,6 +104,7 @@ def check(
     chunk: int | None = None,
     cap: float | None = None,
     sinks: bool = False,
+    slopes: bool = False,
     room: int | None = None,
 ) -> None:
     begins = None if chunk is None else [(length - 1) // chunk * chunk for length in lengths]
@@ -122,7 +123,13 @@ def check(
     partials.outputs.fill_(NAN)
     partials.sums.fill_(NAN)
     found, expected = (torch.full_like(q, NAN) for _ in range(2))
-    rest = (*cache, splits, partials, Scores(d**-0.5, cap, sinks_of(heads, device) if sinks else None))
+    more = sinks_of(heads, device) if sinks else None, slopes_of(heads, device) if slopes else None
+    rest = (
+        *cache,
+        splits,
+        partials,
+        Scores(d**-0.5, cap, *more),
+    )
     for _ in range(2):  # counters are ready again
         ours.decode_attention(q, *rest, found)
     reference.decode_attention(q, *rest, expected)
@@ -151,6 +158,13 @@ def test_block_sizes_and_windows(block_size: int, window: int | None, device: st
 @pytest.mark.parametrize("cap", [0.5, 30.0])
 def test_scores_are_bounded(cap: float, device: str) -> None:
     check([90, 4], heads=4, kv_heads=2, d=16, device=device, cap=cap)
+
+
+@pytest.mark.parametrize("room", [3, 12])
+@pytest.mark.parametrize("window", [None, 20])
+def test_scores_fall_with_the_distance(window: int | None, room: int, device: str) -> None:
+    """Of keys in every split alike."""
+    check([390, 7, 65], heads=6, kv_heads=2, d=16, device=device, window=window, room=room, slopes=True)
 
 
 @pytest.mark.parametrize("room", [1, 12])

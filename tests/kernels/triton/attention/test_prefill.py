@@ -8,7 +8,7 @@ import torch
 from quire.compute.kernels.reference import paged_attention as reference
 from quire.compute.kernels.reference.attention_inputs import Mask, PagedRows, QueryTiles, Scores
 from quire.compute.kernels.triton.attention.prefill import prefill_attention, queries_of_tile
-from tests.kernels.triton.attention.paged import NAN, assert_near, paged, sinks_of
+from tests.kernels.triton.attention.paged import NAN, assert_near, paged, sinks_of, slopes_of
 
 DTYPES = [torch.float32, torch.bfloat16, torch.float16]
 
@@ -26,6 +26,7 @@ def check(
     chunk: int | None = None,
     cap: float | None = None,
     sinks: bool = False,
+    slopes: bool = False,
 ) -> None:
     """Rows as (tokens before the step, tokens in it). One token before and after them belongs to nobody."""
     begins = None if chunk is None else [start // chunk * chunk for start, _ in rows]
@@ -42,7 +43,8 @@ def check(
     slots = torch.arange(len(rows), device=device)
     found, expected = (torch.full_like(q, NAN) for _ in range(2))
     step = PagedRows(cache.table, slots, starts, counts.to(device))
-    scores = Scores(d**-0.5, cap, sinks_of(heads, device) if sinks else None)
+    more = sinks_of(heads, device) if sinks else None, slopes_of(heads, device) if slopes else None
+    scores = Scores(d**-0.5, cap, *more)
     rest = (step, QueryTiles(tile_rows, tile_offsets, firsts.to(device)), queries, Mask(window, chunk), scores)
     prefill_attention(q, cache.kv, *rest, found)
     reference.prefill_attention(q, cache.kv, *rest, expected)
@@ -85,6 +87,13 @@ def test_scores_are_bounded(window: int | None, device: str) -> None:
 def test_softmaxes_start_with_sinks(window: int | None, chunk: int | None, cap: float | None, device: str) -> None:
     rows = [(70, 20), (0, 5), (300, 2)]
     check(rows, heads=6, kv_heads=2, d=16, device=device, window=window, chunk=chunk, cap=cap, sinks=True)
+
+
+@pytest.mark.parametrize("window", [None, 20])
+@pytest.mark.parametrize(("heads", "kv_heads"), [(6, 2), (3, 3)])
+def test_scores_fall_with_the_distance(heads: int, kv_heads: int, window: int | None, device: str) -> None:
+    rows = [(70, 20), (0, 5), (300, 2)]
+    check(rows, heads=heads, kv_heads=kv_heads, d=16, device=device, window=window, slopes=True)
 
 
 @pytest.mark.parametrize("chunk", [1, 8, 50, 64, 1000])

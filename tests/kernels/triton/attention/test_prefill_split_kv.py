@@ -9,7 +9,7 @@ from quire.compute.kernels.reference import paged_attention as reference
 from quire.compute.kernels.reference.attention_inputs import KVSplits, Mask, PagedRows, QueryTiles, Scores
 from quire.compute.kernels.triton.attention import prefill_split_kv as ours
 from quire.compute.kernels.triton.attention.prefill import queries_of_tile
-from tests.kernels.triton.attention.paged import NAN, assert_near, paged, sinks_of
+from tests.kernels.triton.attention.paged import NAN, assert_near, paged, sinks_of, slopes_of
 
 DTYPES = [torch.float32, torch.bfloat16, torch.float16]
 
@@ -26,6 +26,7 @@ def check(
     chunk: int | None = None,
     cap: float | None = None,
     sinks: bool = False,
+    slopes: bool = False,
     parts: int = 3,
     padding: int = 0,
 ) -> None:
@@ -52,7 +53,8 @@ def check(
     tile_rows, tile_offsets, numbers, of_tile = of_part
     step = PagedRows(cache.table, slots, starts, counts.to(device))
     own, splits = QueryTiles(tile_rows, tile_offsets, firsts.to(device)), KVSplits(numbers, of_tile)
-    scores = Scores(d**-0.5, cap, sinks_of(heads, device) if sinks else None)
+    more = sinks_of(heads, device) if sinks else None, slopes_of(heads, device) if slopes else None
+    scores = Scores(d**-0.5, cap, *more)
     rest = (step, own, splits, queries, partials, Mask(window, chunk), scores)
     ours.prefill_attention_split_kv(q, cache.kv, *rest, found)
     reference.prefill_attention_split_kv(q, cache.kv, *rest, expected)
@@ -81,6 +83,13 @@ def test_more_parts_than_are_in_work_at_once(parts: int, device: str, monkeypatc
 def test_wide_heads(heads: int, kv_heads: int, d: int, dtype: torch.dtype, device: str) -> None:
     """Of products of 64 rows, programs merge several times as many as they have in work."""
     check([(400, 9)], heads=heads, kv_heads=kv_heads, d=d, device=device, dtype=dtype, cap=0.5)
+
+
+@pytest.mark.parametrize("parts", [1, 3, 9])
+@pytest.mark.parametrize("window", [None, 140])
+def test_scores_fall_with_the_distance(window: int | None, parts: int, device: str) -> None:
+    rows = [(300, 7), (0, 5), (383, 1)]
+    check(rows, heads=6, kv_heads=2, d=16, device=device, window=window, parts=parts, slopes=True)
 
 
 @pytest.mark.parametrize("parts", [1, 3, 9])

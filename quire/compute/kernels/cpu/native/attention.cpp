@@ -63,6 +63,7 @@ struct Step {
     float scale, cap;
     const float* scales;  // [2, kv_heads] of a quantized cache
     const float* sinks;   // [heads], or none
+    const float* slopes;  // [heads], or none
 
     static constexpr bool kQuantized = !std::is_same_v<T, C>;
     float value_scale(int64_t head) const { return kQuantized ? scales[kv_heads + head] : 1.0f; }
@@ -98,6 +99,13 @@ void bound_scores(const Step<T, C>& s, float* scores, int n, float unit = 1.0f) 
         if (s.cap > 0) x = mul(tanh(div(x, all(s.cap))), all(s.cap));
         store(scores + j, x);
     }
+}
+
+// What the keys from `begin` on are nearer to the query at `position`, times its head's slope.
+template <class T, class C>
+void add_slopes(const Step<T, C>& s, float* scores, int n, int64_t head, int64_t begin, int64_t position) {
+    const float slope = s.slopes[head];
+    for (int j = 0; j < n; ++j) scores[j] += slope * float(begin + j - position);
 }
 
 template <class T>
@@ -365,6 +373,9 @@ void attend_in_place(const Step<T, C>& s, const Piece& piece) {
         for (int64_t head = 0; head < piece.heads; ++head) {
             for (int first = 0; first < keys.count; first += kKeysAtOnce) products.score(head, keys, first, scores, ahead);
             for (int r = 0; r < R; ++r) bound_scores(s, scores[r], keys.count, products.unit(head, r));
+            if (s.slopes)
+                for (int r = 0; r < R; ++r)
+                    add_slopes(s, scores[r], keys.count, (piece.head + head) * R + r, begin, piece.position);
             products.add_values(head, keys, scores, highest + head * R, total + head * R, sums + head * R * s.d);
         }
     }
@@ -478,6 +489,8 @@ void attend_gathered(const Step<T, C>& s, const Piece& piece) {
                 continue;
             }
             bound_scores(s, scores + r * kKeys, n);
+            if (s.slopes)
+                add_slopes(s, scores + r * kKeys, n, piece.head * group + r % group, begin, piece.position + r / group);
             float* own = sums + r * width;
             float shrunk = weigh(scores + r * kKeys, int(seen.begin), int(seen.end), weights + r * kKeys, highest[r],
                                  total[r]);
@@ -548,9 +561,9 @@ using namespace quire;
         const T* q, const C* keys, const C* values, T* out, const int64_t* table, int64_t table_stride,                \
         const int64_t* slots, const int64_t* starts, const int64_t* counts, int64_t rows, int64_t heads,               \
         int64_t kv_heads, int64_t d, int64_t block_size, int64_t block_stride, int64_t window, int64_t chunk,          \
-        float scale, float cap, const float* scales, const float* sinks) {                                             \
+        float scale, float cap, const float* scales, const float* sinks, const float* slopes) {                        \
         paged_attention(Step<T, C>{q, keys, values, out, table, table_stride, slots, starts, counts, rows, heads, kv_heads,\
-                             d, block_size, block_stride, {window, chunk}, scale, cap, scales, sinks});               \
+                             d, block_size, block_stride, {window, chunk}, scale, cap, scales, sinks, slopes});       \
     }                                                                                                                  \
     QUIRE_ENTRY(paged_attention_##name)
 

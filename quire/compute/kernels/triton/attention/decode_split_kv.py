@@ -26,11 +26,13 @@ from quire.compute.kernels.reference.paged_attention import SPLIT_OVERHEAD_TILES
 from quire.compute.kernels.triton.attention.decode_large_batch import decode_attention_large_batch, serves_large_batch
 from quire.compute.kernels.triton.attention.masks import CAUSAL, WINDOW, mask_arguments, tile_mask, visible_range
 from quire.compute.kernels.triton.attention.score_scaling import (
+    load_slopes,
     padded_size,
     scaled_scores,
     score_factors,
     softmax_start,
     widened,
+    with_slopes,
 )
 from quire.compute.kernels.triton.launching.dependent_launch import can_overlap, release_dependents, wait_for_inputs
 from quire.compute.kernels.triton.launching.device_properties import multiprocessors
@@ -184,7 +186,7 @@ def decode_attention(
     keys, values, scales = kv
     assert all(map(Tensor.is_contiguous, (q, keys, values, splits, out)))
     assert splits.shape[0] <= partials.outputs.shape[0]
-    if serves_large_batch(q, keys, q.shape[0] if rows is None else rows):
+    if scores.slopes is None and serves_large_batch(q, keys, q.shape[0] if rows is None else rows):
         decode_attention_large_batch(q, kv, block_table, splits, partials, scores, out)
         return
     _, block_size, kv_heads, d = keys.shape
@@ -195,7 +197,7 @@ def decode_attention(
     overlap = can_overlap(q.device)
     _decode_attention_split_kv[(splits.shape[0] * kv_heads,)](
         q, keys, values, block_table, splits, partials.outputs, partials.sums, partials.arrived, out,
-        scales, scores.sinks, block_table.stride(0), before, after,
+        scales, scores.sinks, scores.slopes, block_table.stride(0), before, after,
         CAPPED=scores.cap is not None, HEADS=heads, KV_HEADS=kv_heads, GROUP=group,
         GROUP_BLOCK=next_power_of_2(group), M=padded_size(group), D=d, D_BLOCK=d_block,
         BLOCK_SIZE=block_size, COLUMNS=splits.shape[1], TILE=shape.keys, MERGED=_MERGED, STAGES=shape.stages,
@@ -204,10 +206,10 @@ def decode_attention(
 
 
 @fast_launch
-@triton.jit(do_not_specialize=["block_table_stride"], do_not_specialize_on_alignment=["splits", "sinks"])
+@triton.jit(do_not_specialize=["block_table_stride"], do_not_specialize_on_alignment=["splits", "sinks", "slopes"])
 def _decode_attention_split_kv(
-    q, keys, values, block_table, splits, outputs, sums, arrived, out, scales, sinks, block_table_stride, before,
-    after,
+    q, keys, values, block_table, splits, outputs, sums, arrived, out, scales, sinks, slopes, block_table_stride,
+    before, after,
     CAPPED: tl.constexpr, HEADS: tl.constexpr, KV_HEADS: tl.constexpr, GROUP: tl.constexpr, GROUP_BLOCK: tl.constexpr,
     M: tl.constexpr, D: tl.constexpr, D_BLOCK: tl.constexpr, BLOCK_SIZE: tl.constexpr, COLUMNS: tl.constexpr,
     TILE: tl.constexpr, MERGED: tl.constexpr, STAGES: tl.constexpr, OVERLAP: tl.constexpr,
@@ -233,6 +235,9 @@ def _decode_attention_split_kv(
         highest, started = softmax_start(sinks, head, own < tl.where(split == first, GROUP, 0))
         weights = tl.where((lane == 0)[None, :], started[:, None], 0.0)  # summed over lanes at the end only
         total = tl.zeros((M, D_BLOCK), tl.float32)
+        slope, query = load_slopes(slopes, head, own < GROUP), 0
+        if slopes is not None:
+            query = tl.load(splits + (first + count - 1) * COLUMNS + 3) - 1  # where the row's last split ends
         for at in tl.range(begin, end, TILE, num_stages=STAGES):
             position = at + lane
             seen = tile_mask(position, seen_from, end, WINDOW)
@@ -242,6 +247,7 @@ def _decode_attention_split_kv(
             read = seen[:, None] & (column < D)[None, :]
             k = widened(tl.load(keys + where, read, 0.0), x.dtype)
             score = scaled_scores(tl.dot(x, tl.trans(k), input_precision="ieee"), before, after, CAPPED)
+            score = with_slopes(score, slope, position, query)
             score = tl.where(seen[None, :], score, float("-inf"))
             new_highest = tl.maximum(highest, tl.max(score, 1))
             shrink = tl.exp2(highest - new_highest)

@@ -20,11 +20,13 @@ from torch import Tensor
 from quire.compute.kernels.reference.attention_inputs import Mask, PagedKV, PagedRows, QueryTiles, Scores
 from quire.compute.kernels.triton.attention.masks import CAUSAL, mask_arguments, tile_mask, visible_range
 from quire.compute.kernels.triton.attention.score_scaling import (
+    load_slopes,
     padded_size,
     scaled_scores,
     score_factors,
     softmax_start,
     widened,
+    with_slopes,
 )
 from quire.compute.kernels.triton.launching.dependent_launch import can_overlap, release_dependents, wait_for_inputs
 from quire.compute.kernels.triton.launching.device_properties import program_memory
@@ -104,7 +106,7 @@ def prefill_attention(
     overlap = can_overlap(q.device)
     _prefill_attention[(kv_heads, tile_rows.shape[0])](
         q, keys, values, block_table, tile_rows, tile_offsets, starts, counts, first_tokens, slots, out,
-        scales, scores.sinks, block_table.stride(0), size, before, after,
+        scales, scores.sinks, scores.slopes, block_table.stride(0), size, before, after,
         CAPPED=scores.cap is not None, KIND=kind, HEADS=heads, KV_HEADS=kv_heads,
         GROUP=heads // kv_heads, QUERIES=queries, D=d, D_BLOCK=padded_size(d), BLOCK_SIZE=block_size, M=shape.rows,
         N=shape.keys, STAGES=shape.stages, OVERLAP=overlap, num_warps=shape.warps, launch_pdl=overlap,
@@ -114,11 +116,20 @@ def prefill_attention(
 @fast_launch
 @triton.jit(
     do_not_specialize=["block_table_stride", "mask_size"],
-    do_not_specialize_on_alignment=["tile_rows", "tile_offsets", "starts", "counts", "first_tokens", "slots", "sinks"],
+    do_not_specialize_on_alignment=[
+        "tile_rows",
+        "tile_offsets",
+        "starts",
+        "counts",
+        "first_tokens",
+        "slots",
+        "sinks",
+        "slopes",
+    ],
 )
 def _prefill_attention(
     q, keys, values, block_table, tile_rows, tile_offsets, starts, counts, first_tokens, slots, out, scales, sinks,
-    block_table_stride, mask_size, before, after,
+    slopes, block_table_stride, mask_size, before, after,
     CAPPED: tl.constexpr, KIND: tl.constexpr, HEADS: tl.constexpr, KV_HEADS: tl.constexpr, GROUP: tl.constexpr,
     QUERIES: tl.constexpr, D: tl.constexpr, D_BLOCK: tl.constexpr, BLOCK_SIZE: tl.constexpr, M: tl.constexpr,
     N: tl.constexpr, STAGES: tl.constexpr, OVERLAP: tl.constexpr,
@@ -140,25 +151,26 @@ def _prefill_attention(
     seen_from, end = visible_range(start + offset, start + tl.minimum(offset + QUERIES, count), mask_size, KIND)
     highest, started = softmax_start(sinks, head, (m // GROUP < QUERIES) & (query < count))
     _, weights, total = attention_over_keys(
-        x, highest, started, keys, values, scales, block_table + slot * block_table_stride, start + query, kv_head,
-        column, lane, seen_from // N * N, end, seen_from, end, mask_size, before, after, CAPPED, KIND, KIND != CAUSAL,
-        KV_HEADS, D, D_BLOCK, BLOCK_SIZE, M, N, STAGES,
+        x, highest, started, keys, values, scales, load_slopes(slopes, head, head >= 0),
+        block_table + slot * block_table_stride, start + query, kv_head, column, lane, seen_from // N * N, end,
+        seen_from, end, mask_size, before, after, CAPPED, KIND, KIND != CAUSAL, KV_HEADS, D, D_BLOCK, BLOCK_SIZE, M,
+        N, STAGES,
     )  # fmt: skip
     tl.store(out + where, (total / weights[:, None]).to(out.dtype.element_ty), exists)
 
 
 @triton.jit
 def attention_over_keys(
-    x, highest, weights, keys, values, scales, blocks, position, kv_head, column, lane, begin, stop, seen_from, end,
-    mask_size, before, after,
+    x, highest, weights, keys, values, scales, slope, blocks, position, kv_head, column, lane, begin, stop, seen_from,
+    end, mask_size, before, after,
     CAPPED: tl.constexpr, KIND: tl.constexpr, MAY_SEE_NOTHING: tl.constexpr, KV_HEADS: tl.constexpr,
     D: tl.constexpr, D_BLOCK: tl.constexpr, BLOCK_SIZE: tl.constexpr, M: tl.constexpr, N: tl.constexpr,
     STAGES: tl.constexpr,
 ):  # fmt: skip
     """Return the highest scores and sums of weights [M], and sums of values [M, D_BLOCK], of queries x over some keys.
 
-    The softmax goes on from `highest` and `weights` (`softmax_start`). The keys are those from `begin`, a multiple of
-    N, to `stop`. Together the queries see keys from `seen_from` to `end`.
+    `slope` comes from `load_slopes`. The softmax goes on from `highest` and `weights` (`softmax_start`). The keys are
+    those from `begin`, a multiple of N, to `stop`. Together the queries see keys from `seen_from` to `end`.
     """
     first_key, end_of_keys = visible_range(position, position + 1, mask_size, KIND)
     if KIND != CAUSAL:
@@ -172,6 +184,7 @@ def attention_over_keys(
         k, v = _load_kv_tile(keys, values, blocks, read, kv_head, column, KV_HEADS, D, D_BLOCK, BLOCK_SIZE)
         k, v = widened(k, x.dtype), widened(v, x.dtype)
         score = scaled_scores(tl.dot(x, tl.trans(k), input_precision="ieee"), before, after, CAPPED)
+        score = with_slopes(score, slope, other, position[:, None])
         seen = tile_mask(other[None, :], first_key, end_of_keys[:, None], KIND)
         score = tl.where(seen, score, float("-inf"))
         highest, weights, total = _online_softmax(score, v, highest, weights, total, MAY_SEE_NOTHING)

@@ -19,7 +19,7 @@ from quire.compute.kernels.reference.attention_inputs import KVSplits, Mask, Pag
 from quire.compute.kernels.reference.paged_attention import PrefillPartials
 from quire.compute.kernels.triton.attention.masks import mask_arguments, visible_range
 from quire.compute.kernels.triton.attention.prefill import attention_over_keys, tile_shape
-from quire.compute.kernels.triton.attention.score_scaling import padded_size, score_factors, softmax_start
+from quire.compute.kernels.triton.attention.score_scaling import load_slopes, padded_size, score_factors, softmax_start
 from quire.compute.kernels.triton.launching.dependent_launch import can_overlap, release_dependents, wait_for_inputs
 from quire.compute.kernels.triton.launching.device_properties import multiprocessors
 from quire.compute.kernels.triton.launching.launch import fast_launch
@@ -70,8 +70,8 @@ def prefill_attention_split_kv(
     left = (partials.outputs, partials.sums)
     kind, size = mask_arguments(mask)
     _prefill_attention_split_kv[(kv_heads, items)](
-        q, keys, values, block_table, *columns, slots, *left, out, scales, scores.sinks, block_table.stride(0),
-        size, before, after,
+        q, keys, values, block_table, *columns, slots, *left, out, scales, scores.sinks, scores.slopes,
+        block_table.stride(0), size, before, after,
         CAPPED=scores.cap is not None, KIND=kind, HEADS=heads, KV_HEADS=kv_heads, GROUP=heads // kv_heads,
         QUERIES=queries, D=d, D_BLOCK=padded_size(d), BLOCK_SIZE=block_size, M=shape.rows, N=shape.keys,
         STAGES=shape.stages + shape.ahead, MIN_SPLIT_TILES=MIN_SPLIT_TILES, OVERLAP=overlap,
@@ -98,11 +98,12 @@ def prefill_attention_split_kv(
         "first_tokens",
         "slots",
         "sinks",
+        "slopes",
     ],
 )
 def _prefill_attention_split_kv(
     q, keys, values, block_table, tile_rows, tile_offsets, split_numbers, split_counts, starts, counts, first_tokens,
-    slots, outputs, sums, out, scales, sinks, block_table_stride, mask_size, before, after,
+    slots, outputs, sums, out, scales, sinks, slopes, block_table_stride, mask_size, before, after,
     CAPPED: tl.constexpr, KIND: tl.constexpr, HEADS: tl.constexpr, KV_HEADS: tl.constexpr, GROUP: tl.constexpr,
     QUERIES: tl.constexpr, D: tl.constexpr, D_BLOCK: tl.constexpr, BLOCK_SIZE: tl.constexpr, M: tl.constexpr,
     N: tl.constexpr, STAGES: tl.constexpr, MIN_SPLIT_TILES: tl.constexpr, OVERLAP: tl.constexpr,
@@ -131,9 +132,10 @@ def _prefill_attention_split_kv(
     x = tl.load(q + where, inside, 0.0)
     highest, started = softmax_start(sinks, head, exists & (query < tl.where(number == 0, count, 0)))
     highest, weights, total = attention_over_keys(
-        x, highest, started, keys, values, scales, block_table + slot * block_table_stride, start + query, kv_head,
-        column, lane, begin, tl.minimum(begin + each * N, end), seen_from, end, mask_size, before, after, CAPPED, KIND,
-        True, KV_HEADS, D, D_BLOCK, BLOCK_SIZE, M, N, STAGES,
+        x, highest, started, keys, values, scales, load_slopes(slopes, head, head >= 0),
+        block_table + slot * block_table_stride, start + query, kv_head, column, lane, begin,
+        tl.minimum(begin + each * N, end), seen_from, end, mask_size, before, after, CAPPED, KIND, True, KV_HEADS, D,
+        D_BLOCK, BLOCK_SIZE, M, N, STAGES,
     )  # fmt: skip
     mean = total / tl.where(weights > 0, weights, 1.0)[:, None]
     if splits == 1:

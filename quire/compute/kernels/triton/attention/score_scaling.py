@@ -37,6 +37,25 @@ def scaled_scores(products, before, after, CAPPED: tl.constexpr):
 
 
 @triton.jit
+def load_slopes(slopes, head, exists):
+    """Return log2(e) · slope of each row's query head [rows], or None if scores do not depend on distances."""
+    if slopes is None:
+        own = None
+    else:
+        own = tl.load(slopes + head, exists, 0.0) * _LOG2_E_OF_SINKS
+    return own
+
+
+@triton.jit
+def with_slopes(scores, slope, key, position):
+    """Return scores [rows, keys] plus slope · (key - position); positions are of keys [keys], and of queries [rows, 1]
+    or one for all."""
+    if slope is not None:
+        scores += slope[:, None] * (key[None, :] - position).to(tl.float32)
+    return scores
+
+
+@triton.jit
 def softmax_start(sinks, head, is_first):
     """Return the highest score, log2(e) · score, and the sum of weights of softmaxes that have seen no key yet.
 
