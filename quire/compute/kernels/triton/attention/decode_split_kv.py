@@ -247,7 +247,7 @@ def _decode_attention_split_kv(
             read = seen[:, None] & (column < D)[None, :]
             k = widened(tl.load(keys + where, read, 0.0), x.dtype)
             score = scaled_scores(tl.dot(x, tl.trans(k), input_precision="ieee"), before, after, CAPPED)
-            score = with_slopes(score, slope, position, query)
+            score = with_slopes(score, slopes, slope, position, query)
             score = tl.where(seen[None, :], score, float("-inf"))
             new_highest = tl.maximum(highest, tl.max(score, 1))
             shrink = tl.exp2(highest - new_highest)

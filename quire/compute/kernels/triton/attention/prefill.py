@@ -151,7 +151,7 @@ def _prefill_attention(
     seen_from, end = visible_range(start + offset, start + tl.minimum(offset + QUERIES, count), mask_size, KIND)
     highest, started = softmax_start(sinks, head, (m // GROUP < QUERIES) & (query < count))
     _, weights, total = attention_over_keys(
-        x, highest, started, keys, values, scales, load_slopes(slopes, head, head >= 0),
+        x, highest, started, keys, values, scales, slopes, load_slopes(slopes, head, head >= 0),
         block_table + slot * block_table_stride, start + query, kv_head, column, lane, seen_from // N * N, end,
         seen_from, end, mask_size, before, after, CAPPED, KIND, KIND != CAUSAL, KV_HEADS, D, D_BLOCK, BLOCK_SIZE, M,
         N, STAGES,
@@ -161,8 +161,8 @@ def _prefill_attention(
 
 @triton.jit
 def attention_over_keys(
-    x, highest, weights, keys, values, scales, slope, blocks, position, kv_head, column, lane, begin, stop, seen_from,
-    end, mask_size, before, after,
+    x, highest, weights, keys, values, scales, slopes, slope, blocks, position, kv_head, column, lane, begin, stop,
+    seen_from, end, mask_size, before, after,
     CAPPED: tl.constexpr, KIND: tl.constexpr, MAY_SEE_NOTHING: tl.constexpr, KV_HEADS: tl.constexpr,
     D: tl.constexpr, D_BLOCK: tl.constexpr, BLOCK_SIZE: tl.constexpr, M: tl.constexpr, N: tl.constexpr,
     STAGES: tl.constexpr,
@@ -184,7 +184,7 @@ def attention_over_keys(
         k, v = _load_kv_tile(keys, values, blocks, read, kv_head, column, KV_HEADS, D, D_BLOCK, BLOCK_SIZE)
         k, v = widened(k, x.dtype), widened(v, x.dtype)
         score = scaled_scores(tl.dot(x, tl.trans(k), input_precision="ieee"), before, after, CAPPED)
-        score = with_slopes(score, slope, other, position[:, None])
+        score = with_slopes(score, slopes, slope, other, position[:, None])
         seen = tile_mask(other[None, :], first_key, end_of_keys[:, None], KIND)
         score = tl.where(seen, score, float("-inf"))
         highest, weights, total = _online_softmax(score, v, highest, weights, total, MAY_SEE_NOTHING)

@@ -132,7 +132,7 @@ def _prefill_attention_split_kv(
     x = tl.load(q + where, inside, 0.0)
     highest, started = softmax_start(sinks, head, exists & (query < tl.where(number == 0, count, 0)))
     highest, weights, total = attention_over_keys(
-        x, highest, started, keys, values, scales, load_slopes(slopes, head, head >= 0),
+        x, highest, started, keys, values, scales, slopes, load_slopes(slopes, head, head >= 0),
         block_table + slot * block_table_stride, start + query, kv_head, column, lane, begin,
         tl.minimum(begin + each * N, end), seen_from, end, mask_size, before, after, CAPPED, KIND, True, KV_HEADS, D,
         D_BLOCK, BLOCK_SIZE, M, N, STAGES,

@@ -38,20 +38,19 @@ def scaled_scores(products, before, after, CAPPED: tl.constexpr):
 
 @triton.jit
 def load_slopes(slopes, head, exists):
-    """Return log2(e) · slope of each row's query head [rows], or None if scores do not depend on distances."""
-    if slopes is None:
-        own = None
-    else:
+    """Return log2(e) · slope of each row's query head [rows], which are zeros if there are none."""
+    own = tl.zeros(head.shape, tl.float32)
+    if slopes is not None:
         own = tl.load(slopes + head, exists, 0.0) * _LOG2_E_OF_SINKS
     return own
 
 
 @triton.jit
-def with_slopes(scores, slope, key, position):
-    """Return scores [rows, keys] plus slope · (key - position); positions are of keys [keys], and of queries [rows, 1]
-    or one for all."""
-    if slope is not None:
-        scores += slope[:, None] * (key[None, :] - position).to(tl.float32)
+def with_slopes(scores, slopes, own, key, position):
+    """Return scores [rows, keys] plus slope · (key - position), if there are slopes, which are `own` [rows]; positions
+    are of keys [keys], and of queries [rows, 1] or one for all."""
+    if slopes is not None:
+        scores += own[:, None] * (key[None, :] - position).to(tl.float32)
     return scores
 
 
