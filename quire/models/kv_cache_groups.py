@@ -26,6 +26,8 @@ def read_windowed_layers(fields: ConfigFile, family: Family, layers: int) -> tup
     Raises:
         CheckpointError: The file asks for windows that the architecture does not serve.
     """
+    if family.windows == "chunks":
+        return (False,) * layers
     asked = read_window(fields) is not None
     kinds = _kinds(fields, layers)
     if family.windows == "none":

@@ -136,7 +136,7 @@ def _llama3(frequencies: Tensor, scaling: Llama3Scaling) -> Tensor:
     """Divide slow frequencies (long wavelengths) by the factor, keep fast ones, and blend linearly between."""
     turns = scaling.original_max_len * frequencies / (2 * math.pi)  # over the length the model was first trained on
     low, high = scaling.low_freq_factor, scaling.high_freq_factor
-    keep = ((turns - low) / (high - low)).clamp(0.0, 1.0)
+    keep = (turns >= low).float() if high == low else ((turns - low) / (high - low)).clamp(0.0, 1.0)
     return keep * frequencies + (1.0 - keep) * frequencies / scaling.factor
 
 

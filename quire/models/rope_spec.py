@@ -212,8 +212,8 @@ class _Scalings:
     def _llama3(self) -> Llama3Scaling:
         names = ("factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings")
         factor, low, high, length = (self._number(name) for name in names)
-        if high <= low:
-            raise self._fields.wrong(self._key, "must have high_freq_factor above low_freq_factor")
+        if high < low:
+            raise self._fields.wrong(self._key, "must have high_freq_factor of at least low_freq_factor")
         return Llama3Scaling(factor, low, high, int(length))
 
     def _long(self) -> LongScaling:

@@ -36,7 +36,15 @@ def test_logits_equal_transformers(flags: dict[str, Any], tmp_path: Path) -> Non
     assert torch.linalg.vector_norm(ours - theirs) / torch.linalg.vector_norm(theirs) < 1e-5
 
 
-@pytest.mark.parametrize("scaling", [None, Llama3Scaling(8.0, 1.0, 4.0, 64), Llama3Scaling(32.0, 1.0, 4.0, 8192)])
+@pytest.mark.parametrize(
+    "scaling",
+    [
+        None,
+        Llama3Scaling(8.0, 1.0, 4.0, 64),
+        Llama3Scaling(32.0, 1.0, 4.0, 8192),
+        Llama3Scaling(16.0, 1.0, 1.0, 8192),  # Llama 4 Scout's
+    ],
+)
 def test_frequencies_equal_transformers(scaling: Llama3Scaling | None) -> None:
     from transformers import LlamaConfig
     from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding

@@ -23,7 +23,9 @@ from quire.planning.costmodel.step_work import UsedWeights
 from quire.runtime.worker.weight_loading import open_checkpoint, undivided_layers
 from tests.checkpoints import TINY, edit_config, make_tiny
 from tests.models.forward import logits_of
+from tests.models_sweep.rows import ROWS, SHAPE
 
+EXPERTS = {"num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts"}
 TOKENS = torch.arange(3, 40)
 GLM: dict[str, Any] = TINY | {
     "architectures": ["Glm4MoeForCausalLM"],
@@ -132,3 +134,21 @@ def test_layers_that_predict_several_tokens_are_left_out_and_named(
     edit_config(directory, {"num_nextn_predict_layers": 0})
     with pytest.raises(CheckpointError, match=r"layers\.2\..*no such weight"):
         logits_of(directory, TOKENS, torch.float32)
+
+
+@pytest.mark.parametrize("architecture", [name for name, row in ROWS.items() if row.keys() & EXPERTS])
+def test_experts_are_quantized_and_routers_are_not(architecture: str, tmp_path: Path) -> None:
+    row = SHAPE | ROWS[architecture] | {"architecture": architecture}
+    directory = make_tiny(tmp_path, **row)
+    edit_config(directory, {"architectures": [architecture]})
+    spec = read_spec(directory, "fp8")
+    layers = undivided_layers(spec, TensorOptions(torch.device("cpu"), torch.float32))
+    named = {name.removesuffix(".weight") for name in (each.name for each in weight_specs_of(layers))}
+    modules = spec.family.modules
+    assert spec.quantization
+    routers = {name for name in named if name.endswith((modules.router, modules.shared_gate))}
+    shared = {name for name in named if name.endswith((*modules.shared_up, modules.shared_down))}
+    assert len(routers) == spec.layers_with_experts * (2 if architecture == "Qwen2MoeForCausalLM" else 1)
+    assert bool(shared) == bool(spec.mixture and spec.mixture.shared)
+    assert not any(spec.quantization.format_of(name) for name in routers)
+    assert all(spec.quantization.format_of(name) for name in shared)

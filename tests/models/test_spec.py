@@ -103,7 +103,7 @@ def test_old_spellings(tmp_path: Path) -> None:
         ({"rope_parameters": {"rope_type": ["x"]}}, "'rope_parameters'"),
         ({"rope_parameters": 3}, "'rope_parameters'.*object"),
         ({"rope_parameters": {"rope_type": "llama3", "rope_theta": 1e4}}, "factor"),
-        ({"rope_parameters": LLAMA3_ROPE | {"high_freq_factor": 1.0}}, "high_freq_factor"),
+        ({"rope_parameters": LLAMA3_ROPE | {"high_freq_factor": 0.5}}, "high_freq_factor"),
         ({"rope_parameters": {"rope_theta": 0}}, "'rope_theta'"),
         ({"rope_parameters": {"partial_rotary_factor": 0.5}}, "partial_rotary_factor"),
         ({"partial_rotary_factor": 0.5}, "'partial_rotary_factor'"),

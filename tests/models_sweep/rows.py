@@ -192,5 +192,16 @@ ROWS: dict[str, dict[str, Any]] = {
         "layer_types": ["full_attention", "sliding_attention", "full_attention", "sliding_attention"],
     },
     "PhimoeForCausalLM": _FEW_EXPERTS | {"attention_bias": True, "lm_head_bias": True, "router_jitter_noise": 0.2},
+    "Llama4ForCausalLM": {
+        "num_local_experts": 6,
+        "intermediate_size": 40,
+        "intermediate_size_mlp": 96,
+        "interleave_moe_layer_step": 2,
+        "num_hidden_layers": 4,
+        "head_dim": 16,
+        "attention_chunk_size": 16,
+        "floor_scale": 8,
+        "attn_scale": 0.5,
+    },
 }
 """By `architectures` entry, what differs from SHAPE; `like` names the class that transformers has of it."""

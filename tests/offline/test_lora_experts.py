@@ -130,3 +130,17 @@ def test_experts_that_do_not_fit_are_refused_by_name(stages: tuple[Stage, Stage]
         (directory / "adapter_config.json").write_text((own / "adapter_config.json").read_text())
         with pytest.raises(RequestError, match=words):
             stages[0].llm.generate("x", lora_request=LoRARequest("wrong", 1, str(directory)), use_tqdm=False)
+
+
+def test_the_expert_of_all_tokens_is_changed_as_by_peft(tmp_path: Path) -> None:
+    """With its gate, beside rows without an adapter."""
+    sizes = SHAPES["Qwen3MoeForCausalLM"] | {"shared_expert_intermediate_size": 40, "num_key_value_heads": 4}
+    model = make_tiny(tmp_path / "model", "Qwen2MoeForCausalLM", **{**sizes, "head_dim": 12})
+    modules = ("gate_proj", "up_proj", "down_proj", "shared_expert_gate", "o_proj")
+    stage = Stage(tmp_path / "adapters", model, {"shared": {"rank": 8, "modules": modules}})
+    try:
+        names, prompts = ["shared", None, "shared"], random_prompts(5, [9, 21, 33])
+        for prompt, name, output in zip(prompts, names, stage.generate(prompts, names, max_tokens=24), strict=True):
+            assert list(output.outputs[0].token_ids) == stage.reference.greedy(prompt, name, 24), name
+    finally:
+        stage.llm.close()

@@ -117,6 +117,18 @@ CASES: dict[str, dict[str, Any]] = {
         "moe_intermediate_size": 24,
         "head_dim": 16,
     },
+    "llama4, one expert's input is weighted": {
+        "architecture": "Llama4ForCausalLM",
+        "num_local_experts": 5,
+        "intermediate_size": 40,
+        "intermediate_size_mlp": 96,
+        "interleave_moe_layer_step": 2,
+        "num_hidden_layers": 4,
+        "head_dim": 16,
+        "attention_chunk_size": 16,
+        "floor_scale": 8,
+        "attn_scale": 0.5,
+    },
     "phi3": {
         "architecture": "Phi3ForCausalLM",
         "hidden_size": 64,

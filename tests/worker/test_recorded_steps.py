@@ -43,6 +43,8 @@ RECORDED = [
     "olmo2, norms of whole queries and keys",
     "hunyuan, norms behind the rotation",
     "ministral3, queries scaled by their positions",
+    "qwen2 moe, a gated shared expert",
+    "glm4 moe, groups and a correction",
 ]
 ASKED: list[dict[str, Any]] = [
     {"temperature": 0.0},

@@ -90,7 +90,8 @@ class Family:
         only: The values that are served of keys that change the arithmetic; a file with others is refused.
         activations: The values of `hidden_act` that are served.
         windows: Which layers have the `sliding_window`: none, all, or the ones that `layer_types` names. With `from`,
-            `layer_types` names them too; without `layer_types`, they are the layers from `max_window_layers` on.
+            `layer_types` names them too; without `layer_types`, they are the layers from `max_window_layers` on. With
+            `chunks`, none has, and `read_layer` reads `layer_types`.
         local_rope: Whether layers with a window have a rotary embedding of their own.
         partial_rotary: Whether `partial_rotary_factor` is read.
         mixer, mlp, norms: The properties of each layer's `AttentionSpec`, `MlpSpec` and `NormSpec` that the
@@ -107,7 +108,7 @@ class Family:
     defaults: Mapping[str, Any] = field(default_factory=dict)
     only: Mapping[str, tuple[object, ...]] = field(default_factory=dict)
     activations: tuple[str, ...] = GATED
-    windows: Literal["none", "all", "by type", "from"] = "none"
+    windows: Literal["none", "all", "by type", "from", "chunks"] = "none"
     local_rope: bool = False
     partial_rotary: bool = False
     mixer: Mapping[str, Any] = field(default_factory=dict)

@@ -18,6 +18,7 @@ from quire.models.families import (
     helium,
     hunyuan,
     llama,
+    llama4,
     ministral,
     moe,
     olmo,
@@ -30,6 +31,7 @@ from quire.models.families.family import Family
 
 _GROUPS = (
     llama,
+    llama4,
     qwen,
     phi,
     phimoe,
@@ -57,6 +59,7 @@ HEADS: dict[str, Family] = llama.HEADS
 
 WRAPPERS = (
     "Gemma3ForConditionalGeneration",
+    "Llama4ForConditionalGeneration",
     "LlavaForConditionalGeneration",
     "LlavaNextForConditionalGeneration",
     "Mistral3ForConditionalGeneration",
@@ -91,6 +94,9 @@ def _sizes(hidden: int, intermediate: int, layers: int, heads: int, kv_heads: in
 TEXT_MODELS: dict[str, TextModel] = {
     "gemma3_text": TextModel("Gemma3ForCausalLM", _sizes(2304, 9216, 26, 8, 4, 262208)),
     "llama": TextModel("LlamaForCausalLM", _sizes(4096, 11008, 32, 32, 32, 32000)),
+    "llama4_text": TextModel(
+        "Llama4ForCausalLM", _sizes(5120, 8192, 48, 40, 8, 202048) | {"intermediate_size_mlp": 16384}
+    ),
     "ministral3": TextModel("Ministral3ForCausalLM", _sizes(4096, 14336, 34, 32, 8, 131072)),
     "mistral": TextModel("MistralForCausalLM", _sizes(4096, 14336, 32, 32, 8, 32000)),
     "qwen2": TextModel("Qwen2ForCausalLM", _sizes(4096, 22016, 32, 32, 32, 151936)),

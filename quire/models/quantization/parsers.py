@@ -30,9 +30,11 @@ _BITSANDBYTES_GROUP = 64
 """The group of bitsandbytes on all devices of today; with another one, absmax has another shape, which is refused."""
 _ALIASES = {"compressed_tensors": "compressed-tensors", "awq_marlin": "awq", "gptq_marlin": "gptq"}
 """vLLM's names of kernels, which its users give in place of a format's."""
+_ROUTERS = ("gate", "router", "shared_expert_gate")
+"""Parts of the names of routers, and of the gate of a shared expert, which tools leave dense without saying so."""
 AT_LOAD: dict[str, Quantization] = {
-    "fp8": Quantization("fp8", (Rule(_ALL, Fp8Format(at_load=True)),), ignored=("gate",)),
-    "bitsandbytes": Quantization("bitsandbytes", (Rule(_ALL, CodebookFormat("dense", "nf4", 64)),), ignored=("gate",)),
+    "fp8": Quantization("fp8", (Rule(_ALL, Fp8Format(at_load=True)),), ignored=_ROUTERS),
+    "bitsandbytes": Quantization("bitsandbytes", (Rule(_ALL, CodebookFormat("dense", "nf4", 64)),), ignored=_ROUTERS),
 }
 """What --quantization makes of dense weights; routers of experts stay as they are."""
 
@@ -108,7 +110,7 @@ def fp8(config: Mapping[str, Any]) -> Quantization:
         if columns != 128 or rows != 128:
             raise refused(f"has blocks of {rows} × {columns}: served are 128 × 128")
         form = Fp8Format("block", (rows, columns), "weight_scale_inv", input_scale=input_scale)
-    return Quantization("fp8", (Rule(_ALL, form),), (*ignored, "gate"))
+    return Quantization("fp8", (Rule(_ALL, form),), (*ignored, *_ROUTERS))
 
 
 def modelopt(config: Mapping[str, Any]) -> Quantization:
@@ -124,7 +126,7 @@ def modelopt(config: Mapping[str, Any]) -> Quantization:
             f"is ModelOpt's {algorithm or 'without quant_algo'}, which is not supported: served are FP8 and NVFP4"
         )
     ignored = tuple(glob(name) for name in listed(config, "ignore", "exclude_modules"))
-    return Quantization("modelopt", (Rule(_ALL, forms[algorithm]),), (*ignored, "gate"))
+    return Quantization("modelopt", (Rule(_ALL, forms[algorithm]),), (*ignored, *_ROUTERS))
 
 
 def gptq(config: Mapping[str, Any]) -> Quantization:
@@ -139,7 +141,7 @@ def gptq(config: Mapping[str, Any]) -> Quantization:
         bool(config.get("desc_act", False)),
     )
     head = config.get("lm_head") is True
-    return Quantization("gptq", (Rule(_ALL, form),), (*listed(config, "modules_to_not_convert"), "gate"), head)
+    return Quantization("gptq", (Rule(_ALL, form),), (*listed(config, "modules_to_not_convert"), *_ROUTERS), head)
 
 
 def awq(config: Mapping[str, Any]) -> Quantization:
@@ -152,7 +154,7 @@ def awq(config: Mapping[str, Any]) -> Quantization:
         raise refused(f"has {bits} bits: AWQ is served with 4")
     group = _group(config.get("group_size", config.get("q_group_size", 128)))
     form = GroupFormat("awq", bits, group, symmetric=not config.get("zero_point", True))
-    return Quantization("awq", (Rule(_ALL, form),), (*listed(config, "modules_to_not_convert"), "gate"))
+    return Quantization("awq", (Rule(_ALL, form),), (*listed(config, "modules_to_not_convert"), *_ROUTERS))
 
 
 def gguf(config: Mapping[str, Any]) -> Quantization:
@@ -193,7 +195,7 @@ def bitsandbytes(config: Mapping[str, Any]) -> Quantization:
         form = GroupFormat("bitsandbytes", 8, None, symmetric=True)
     else:
         raise refused("has neither load_in_4bit nor load_in_8bit")
-    return Quantization("bitsandbytes", (Rule(_ALL, form),), (*listed(config, "llm_int8_skip_modules"), "gate"))
+    return Quantization("bitsandbytes", (Rule(_ALL, form),), (*listed(config, "llm_int8_skip_modules"), *_ROUTERS))
 
 
 def mxfp4(config: Mapping[str, Any]) -> Quantization:
@@ -214,7 +216,7 @@ def quark(config: Mapping[str, Any]) -> Quantization:
     if kind != ("fp4", "per_group", 32, "e8m0"):
         raise refused(f"is Quark's {' '.join(map(str, kind))}, which is not supported: served is fp4 per_group 32 e8m0")
     form = CodebookFormat("quark", "e2m1", 32)
-    return Quantization("quark", (Rule(_ALL, form),), (*map(glob, listed(config, "exclude")), "gate"))
+    return Quantization("quark", (Rule(_ALL, form),), (*map(glob, listed(config, "exclude")), *_ROUTERS))
 
 
 def _compressed_rules(config: Mapping[str, Any]) -> Iterator[Rule]:
