@@ -26,6 +26,7 @@ from quire.cli.settings_fields import (
     engine_config,
     help_word,
     hint,
+    joined_lists,
     read_flags,
     settings_of,
     with_engine,
@@ -153,6 +154,8 @@ def _from_flags(
     options: type[Options], arguments: Sequence[str], program: str, default: Options | None, vllm_flags: bool
 ) -> tuple[Options, list[str]]:
     arguments = _without_vllm_flags(arguments) if vllm_flags else arguments
+    flags = [argument.partition("=")[0] for argument in arguments if argument.startswith("--")]
+    arguments = joined_lists(options, arguments) if len(set(flags)) < len(flags) else arguments
     said = io.TextIOWrapper(io.BytesIO(), "utf-8", write_through=True)
     try:
         with contextlib.redirect_stderr(said), contextlib.redirect_stdout(said):  # tyro asks stdout which boxes it can

@@ -40,7 +40,6 @@ NEUTRAL = """
 --attention-backend FLASH_ATTN | kernels are chosen
 --max-num-partial-prefills 4 | as many prompts are read at once
 --limit-mm-per-prompt {"image":0,"video":0} | reads and writes text alone
---hf-overrides={} | change config.json
 --ignore-patterns a b | only files that are read are downloaded
 --code-revision main | code from a model's repository is never run
 --structured-outputs-config {"backend":"xgrammar"} | whitespace options
@@ -125,7 +124,8 @@ def test_a_true_is_not_a_one() -> None:
 
 def test_arguments_of_llm_are_treated_alike(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     asked: dict[str, Any] = {
-        "trust_remote_code": True, "compilation_config": 0, "limit_mm_per_prompt": {"image": 0}, "hf_overrides": {},
+        "trust_remote_code": True, "compilation_config": 0, "limit_mm_per_prompt": {"image": 0},
+        "hf_overrides": {}, "tokenizer_revision": None,
         "enable_chunked_prefill": False, "load_format": "hf",
     }  # fmt: skip
     with caplog.at_level(logging.WARNING), LLM(str(make_llama(tmp_path / "model")), skip_tokenizer_init=True, **asked):

@@ -68,6 +68,18 @@ class ServerConfig:
     """Do not show tools to the model when the request says tool_choice 'none'."""
     reasoning_parser: str | None = None
     """How the model writes its reasoning. Default: as its chat template tells."""
+    unknown_fields: Literal["ignore", "refuse"] = "ignore"
+    """What happens to fields of requests that Quire does not know: they are ignored, and the log names each once; or
+    refused. One that is spelled like a known field, or would change the answer, is always refused."""
+    stream_interval: int = 1
+    """Tokens of a choice that a chunk of a stream has, but for its first and its last one. More cost less to send."""
+    enable_force_include_usage: bool = False
+    """Report token counts at the end of each stream, as with stream_options.include_usage."""
+    return_tokens_as_token_ids: bool = False
+    """Name tokens by id ('token_id:123') in log probabilities, unless the request says otherwise."""
+    middleware: tuple[str, ...] = ()
+    """Import paths (package.module.name) of ASGI middleware classes, or of coroutine functions of a request and what
+    calls the rest. The last one gets a request first."""
     response_role: str = "assistant"
     """Role of chat answers."""
     enable_tokenizer_info_endpoint: bool = False
@@ -82,6 +94,8 @@ class ServerConfig:
     """No access log line for each request. Health and metrics probes are never logged."""
     enable_log_requests: bool = False
     """Log each request's parameters when it arrives: stop strings and bad words, never prompts or answers."""
+    max_log_len: int | None = None
+    """Characters of each text that --enable-log-requests logs. Default: all."""
     disable_log_stats: bool = False
     """No periodic line with throughput and cache use."""
     shutdown_delay: float = 0.0
@@ -127,7 +141,8 @@ class ServerConfig:
         if any(not key.strip() for key in self.api_key):
             raise ConfigError("--api-key is empty: give a key, or leave the flag out to serve without one.")
         check_range(self, 0, MAX_PORT, "port")
-        check_positive(self, "max_request_timeout", "max_request_bytes")
+        check_positive(self, "max_request_timeout", "max_request_bytes", "stream_interval")
+        check_range(self, 0, None, "max_log_len")
         check_range(self, 0, _LONGEST_SHUTDOWN_S, "shutdown_delay", "shutdown_timeout")
         check_range(self, 1, MAX_API_SERVERS, "api_server_count")
         if self.headless and self.api_server_count > 1:
