@@ -82,6 +82,7 @@ class EngineSettings(TypedDict, total=False):
     reasoning_parser: str | None
     log_format: Literal["text", "json"]
     otlp_traces_endpoint: str | None
+    custom_histogram_buckets: Mapping[str, Any]
 
 
 class AsyncEngineSettings(EngineSettings, total=False):

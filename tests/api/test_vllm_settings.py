@@ -22,7 +22,8 @@ from tests.api.test_sse import chat, events
 EXAMPLES = "tests.api.middleware_examples"
 SETTINGS: dict[str, Any] = {
     "stream_interval": 4, "enable_force_include_usage": True, "return_tokens_as_token_ids": True,
-    "enable_log_requests": True, "max_log_len": 3, "middleware": (f"{EXAMPLES}.Stamp", f"{EXAMPLES}:gate"),
+    "enable_log_requests": True, "max_log_len": 3, "custom_histogram_buckets": {"time_to_first_token": [0.5, 60]},
+    "middleware": (f"{EXAMPLES}.Stamp", f"{EXAMPLES}:gate"),
 }  # fmt: skip
 
 
@@ -127,6 +128,33 @@ def test_middleware_that_cannot_be_used_is_named(path: str, why: str, server: Se
     with pytest.raises(ConfigError, match=why) as caught:
         create_app(resolved(tmp_path, middleware=(path,)), server.session, server.text)
     assert caught.value.message.startswith(f"--middleware {path} cannot be used: ")
+
+
+@pytest.mark.parametrize(
+    ("buckets", "said"),
+    [
+        ({"latency": [1]}, "'latency' cannot be set: families are request_latency, "),
+        ({"iteration_tokens": [1]}, "its buckets are fixed"),
+        ({"request_latency": [1, 1]}, "must be a list of numbers above 0, each larger than the one before"),
+        ({"request_latency": [0, 1]}, "above 0"),
+        ({"request_latency": []}, "must be a list"),
+        ({"request_latency": [float("inf")]}, "must be a list"),
+        ({"request_latency": "1"}, "must be a list"),
+    ],
+)
+def test_buckets_that_cannot_be_meant_are_refused(buckets: dict[str, Any], said: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        Config().with_values(custom_histogram_buckets=buckets)
+    assert said in caught.value.message
+
+
+def test_metrics_have_the_buckets_that_were_asked_for(changed: Server) -> None:
+    changed.post("/v1/completions", {"prompt": "a", "max_tokens": 2})
+    page = changed.http.get(f"{changed.url}/metrics").text
+    found = {
+        line.split('le="')[1].split('"')[0] for line in page.splitlines() if "to_first_token_seconds_bucket" in line
+    }
+    assert found == {"0.5", "60.0", "+Inf"}
 
 
 def test_no_interval_is_refused() -> None:

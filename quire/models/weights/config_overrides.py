@@ -56,8 +56,9 @@ def merged(config: Mapping[str, Any], overrides: Mapping[str, Any]) -> dict[str,
     found = dict(config)
     for name, value in overrides.items():
         own = found.get(name)
-        is_part = name.endswith(_SUFFIX) and name != _QUANTIZATION and isinstance(own, Mapping)
-        found[name] = merged(own, value) if is_part and isinstance(value, Mapping) else value
+        if name.endswith(_SUFFIX) and name != _QUANTIZATION and isinstance(own, Mapping) and isinstance(value, Mapping):
+            value = merged(own, value)
+        found[name] = value
     if "rope_parameters" not in overrides and overrides.keys() & {"rope_scaling", "rope_theta"}:
         _merge_rotation(found, overrides)
     return found

@@ -37,6 +37,7 @@ OF_ONE_MODEL = (
 """Settings that mean nothing to another model: they fall back to what they are without their flags."""
 FIXED = (
     "host",
+    "log_config_file",
     "log_format",
     "max_restarts",
     "otlp_traces_endpoint",
