@@ -13,6 +13,7 @@ import os
 import re
 import shlex
 import sys
+from collections import deque
 from collections.abc import Sequence
 from typing import Any, TypeVar
 
@@ -25,6 +26,7 @@ from quire.cli.settings_fields import (
     engine_config,
     help_word,
     hint,
+    joined_lists,
     read_flags,
     settings_of,
     with_engine,
@@ -32,12 +34,14 @@ from quire.cli.settings_fields import (
 from quire.errors import ConfigError
 from quire.foundation.config import BUILTIN_MODEL, Config, environment
 from quire.foundation.config.values import is_readable, metavar, read_value, without_none
-from quire.foundation.config.vllm_compat import VLLM_ALIASES, VLLM_SETTINGS, check_vllm_setting
+from quire.foundation.config.vllm_checks import check_vllm_setting, meant_value
+from quire.foundation.config.vllm_compat import VLLM_ALIASES, VLLM_SETTINGS, VLLM_VALUES, VllmSetting
 
 Options = TypeVar("Options")
 _ALIKE = ("api_key", "served_model_name")
 """Flags whose first value may look like a model."""
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]+(:\w+)?")
+_LEVEL = re.compile(r"-O(\d|\{.*)")
 _DATACLASS = re.compile(r"^[A-Za-z_]+: (?=--|[A-Z])")
 """What tyro puts in front of a ConfigError of a dataclass. Users only know flags."""
 
@@ -150,6 +154,8 @@ def _from_flags(
     options: type[Options], arguments: Sequence[str], program: str, default: Options | None, vllm_flags: bool
 ) -> tuple[Options, list[str]]:
     arguments = _without_vllm_flags(arguments) if vllm_flags else arguments
+    flags = [argument.partition("=")[0] for argument in arguments if argument.startswith("--")]
+    arguments = joined_lists(options, arguments) if len(set(flags)) < len(flags) else arguments
     said = io.TextIOWrapper(io.BytesIO(), "utf-8", write_through=True)
     try:
         with contextlib.redirect_stderr(said), contextlib.redirect_stdout(said):  # tyro asks stdout which boxes it can
@@ -186,26 +192,41 @@ def _without_config(arguments: Sequence[str]) -> tuple[str | None, list[str]]:
 
 
 def _without_vllm_flags(arguments: Sequence[str]) -> list[str]:
-    """Leave out vLLM's flags that have no effect, each with a warning. Raises ConfigError for one that asks for
-    more."""
+    """Leave out vLLM's flags that have no effect, each with a warning, and write its values as Quire's. Raises
+    ConfigError for a flag that asks for more."""
     kept: list[str] = []
-    rest = iter(arguments)
-    for argument in rest:
+    left = deque(arguments)
+    while left:
+        argument = left.popleft()
         flag, equals, text = argument.partition("=")
+        if level := _LEVEL.fullmatch(argument):  # -O3
+            flag, equals, text = "-O", "=", level[1]
         flag, _, key = flag.partition(".") if flag.startswith("-") else (flag, "", "")
         name = VLLM_ALIASES.get(flag) or (flag[2:].replace("-", "_") if flag.startswith("--") else "")
         negated = name.startswith("no_") and name[3:] in VLLM_SETTINGS
         name = name[3:] if negated else name
-        if name not in VLLM_SETTINGS:
+        if name in VLLM_VALUES:
+            text = text if equals else left.popleft() if left else ""
+            kept.append(f"{flag}={meant_value(name, text)}")
+        elif name not in VLLM_SETTINGS:
             kept.append(f"--{name.replace('_', '-')}{equals}{text}" if flag in VLLM_ALIASES else argument)
-            continue
-        if VLLM_SETTINGS[name].is_flag:
-            value: Any = not negated and text.lower() != "false"
         else:
-            value = text if equals else next(rest, "")
-        warning = check_vllm_setting(name, f"{key}={value}" if key else value)
-        print(f"quire: warning: {warning}", file=sys.stderr)
+            value = _vllm_value(VLLM_SETTINGS[name], negated, text if equals else None, left)
+            warning = check_vllm_setting(name, f"{key}={value}" if key else value)
+            print(f"quire: warning: {warning}", file=sys.stderr)
     return kept
+
+
+def _vllm_value(setting: VllmSetting, negated: bool, text: str | None, left: deque[str]) -> Any:
+    """The value of a flag, behind its `=` or from the arguments that are left."""
+    if setting.is_flag:
+        return not negated and (text or "").lower() != "false"
+    if text is not None or not setting.is_list:
+        return text if text is not None else left.popleft() if left else ""
+    values = []
+    while left and not left[0].startswith("-"):
+        values.append(left.popleft())
+    return values
 
 
 def _with_spelled_booleans(options: type, arguments: Sequence[str]) -> list[str]:

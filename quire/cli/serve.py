@@ -9,6 +9,7 @@ from quire.errors import ConfigError, EngineDeadError, SetupError
 from quire.foundation.clock import SystemClock
 from quire.foundation.config import Config, environment
 from quire.foundation.processes.launch import EXIT_CRASHED
+from quire.foundation.processes.logs import apply_log_config
 from quire.planning.auto_config import resolve
 from quire.runtime.executor.nodes.follower import Follower
 from quire.runtime.executor.ray_nodes.launcher import RayNodes
@@ -36,6 +37,8 @@ def run(arguments: Sequence[str]) -> int:
     if as_json:
         log_as_json()
     try:
+        if config.server.log_config_file is not None:
+            apply_log_config(config.server.log_config_file)
         return _serve(config, reread)
     except EngineDeadError as error:  # of a follower, or of nodes that Ray has started
         print_error(error.message)

@@ -112,6 +112,24 @@ def _flag(path: str, key: str, value: Any, known: Collection[str]) -> list[str]:
     return [f"--{flag}={value if isinstance(value, str) else json.dumps(value)}"]
 
 
+def joined_lists(options: type, arguments: Sequence[str]) -> list[str]:
+    """Write a flag that takes several values, and is given several times, once with all of them."""
+    several = {setting.name for setting in settings_of(options) if setting.kind == tuple[str, ...]}
+    found: dict[str, list[str]] = {}
+    kept: list[str] = []
+    flag = ""
+    for argument in arguments:
+        if argument.startswith("-"):
+            flag, equals, value = argument.partition("=")
+            is_list = flag.removeprefix("--").replace("-", "_") in several
+            flag = f"--{flag[2:].replace('_', '-')}" if is_list else ""
+            if is_list:
+                found.setdefault(flag, []).extend([value] if equals else [])
+                continue
+        (found[flag] if flag else kept).append(argument)
+    return [*kept, *(word for flag, values in found.items() for word in (flag, *values))]
+
+
 def help_word(arguments: Sequence[str]) -> str | None:
     """The help that is asked for: `all`, a group or another word; None if no help is."""
     for argument in arguments:

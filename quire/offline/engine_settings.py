@@ -24,6 +24,8 @@ class EngineSettings(TypedDict, total=False):
     quantization: str | None
     max_model_len: int | str | Literal["auto"] | None
     revision: str | None
+    tokenizer_revision: str | None
+    hf_overrides: Mapping[str, Any]
     hf_token: str | None
     served_model_name: Sequence[str]
     seed: int | str
@@ -32,10 +34,10 @@ class EngineSettings(TypedDict, total=False):
     logits_processors: Sequence[str] | Sequence[type]
     generation_config: str
     override_generation_config: Mapping[str, Any]
-    load_format: Literal["auto", "safetensors", "dummy"]
+    load_format: Literal["auto", "safetensors", "gguf", "bitsandbytes", "dummy"]
     download_dir: str | None
     use_tqdm_on_load: bool
-    block_size: Literal[8, 16, 32]
+    block_size: Literal[8, 16, 32, 64, 128]
     kv_cache_dtype: Literal["auto", "fp8", "fp8_e4m3", "fp8_e5m2", "int8"]
     gpu_memory_utilization: float | str | None
     kv_cache_memory_bytes: int | str | None
@@ -80,6 +82,7 @@ class EngineSettings(TypedDict, total=False):
     reasoning_parser: str | None
     log_format: Literal["text", "json"]
     otlp_traces_endpoint: str | None
+    custom_histogram_buckets: Mapping[str, Any]
 
 
 class AsyncEngineSettings(EngineSettings, total=False):

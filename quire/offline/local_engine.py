@@ -27,7 +27,8 @@ from quire.errors import ConfigError, EngineDeadError, RequestError
 from quire.foundation.clock import SystemClock
 from quire.foundation.config import Config, ServerConfig, environment
 from quire.foundation.config.server import LOGS_OF_SERVER, OF_ENGINES_IN_PROCESS
-from quire.foundation.config.vllm_compat import VLLM_SETTINGS, check_vllm_setting
+from quire.foundation.config.vllm_checks import check_vllm_setting, meant_value
+from quire.foundation.config.vllm_compat import VLLM_SETTINGS
 from quire.foundation.messages.from_engine import Ready
 from quire.foundation.messages.to_engine import Adapter, Add
 from quire.foundation.processes.notebook import is_notebook
@@ -216,8 +217,8 @@ def no_sampling_params(value: Any) -> RequestError:
 
 def _known(settings: Mapping[str, Any]) -> dict[str, Any]:
     """The settings without those that have no effect here. Raises ConfigError for one that is not supported here."""
-    for name in settings.keys() & VLLM_SETTINGS.keys():
-        check_vllm_setting(name, settings[name])
+    for name in sorted(settings.keys() & VLLM_SETTINGS.keys()):
+        _log.warning("%s", check_vllm_setting(name, settings[name], name))
     of_server = {each.name for each in fields(ServerConfig)} - {*OF_ENGINES_IN_PROCESS}
     for name in settings.keys() & of_server:
         if name not in LOGS_OF_SERVER:
@@ -225,7 +226,8 @@ def _known(settings: Mapping[str, Any]) -> dict[str, Any]:
             raise ConfigError(f"{name} is of a server alone (quire serve {flag}): leave it out.", param=name)
         if settings[name] is not LOGS_OF_SERVER[name]:
             _log.warning("%s=%r has no effect: only a server logs that.", name, settings[name])
-    known = {name: value for name, value in settings.items() if name not in VLLM_SETTINGS and name not in of_server}
+    ours = settings.keys() - VLLM_SETTINGS.keys() - of_server
+    known = {name: meant_value(name, value) for name, value in settings.items() if name in ours}
     if isinstance(processors := known.get("logits_processors"), list | tuple):
         known["logits_processors"] = tuple(import_path(each) for each in processors)
     return known

@@ -28,6 +28,7 @@ class OfflineMetrics:
         self._local = local
         self._clock = SystemClock()
         self._stats = Stats()
+        self._stats.set_buckets(local.config.observability.custom_histogram_buckets)
         self._stats.set_max_model_len(StepLimits.of(local.config).length)
         self._open: dict[int, SequenceStats] = {}
 

@@ -12,11 +12,12 @@ from typing import Literal
 
 from quire.errors import ConfigError
 from quire.foundation.config import Config, DeviceConfig, SchedulerConfig
-from quire.foundation.config.model import ModelDtype
+from quire.foundation.config.model import LoadFormat, ModelDtype
 from quire.models.quantization.formats import CodebookFormat, Fp8Format, GgufFormat
 from quire.models.quantization.held_bytes import HeldWeights
 from quire.models.spec import ModelSpec, on_a_gpu, read_spec
 from quire.models.weights import hub
+from quire.models.weights.config_overrides import overridden
 from quire.models.weights.hub import GgufChoice
 from quire.planning import ranks
 from quire.planning.draft_model import with_draft_model
@@ -68,6 +69,7 @@ def resolve(config: Config, machine: Machine | None = None, *, replicas: bool = 
             "model that it is for as --model.",
             param="model",
         )
+    _check_load_format(config.load.load_format, name, spec, directory)
     device, device_line = _resolve_device(config, machine)
     if device.device == "cuda":
         spec = on_a_gpu(spec)
@@ -143,11 +145,27 @@ def _resolve_directories(config: Config) -> tuple[Path, Path]:
     model, download_dir = config.model, config.load.download_dir
     wants_tokenizer = model.tokenizer is None and not model.skip_tokenizer_init
     gguf = GgufChoice(model.gguf_file, wants_tokenizer)
-    directory = hub.resolve(model.model, model.revision, model.hf_token, download_dir, gguf=gguf)
-    if model.tokenizer is None:
+    found = hub.resolve(model.model, model.revision, model.hf_token, download_dir, gguf=gguf)
+    directory = overridden(found, model.hf_overrides)
+    name, revision = model.tokenizer, model.tokenizer_revision
+    if name is None and (revision is None or Path(model.model).expanduser().exists()):
         return directory, directory
-    tokenizer = hub.resolve(model.tokenizer, None, model.hf_token, download_dir, weights=False, asked="--tokenizer")
+    asked = "--tokenizer" if name else "--tokenizer-revision"
+    tokenizer = hub.resolve(name or model.model, revision, model.hf_token, download_dir, weights=False, asked=asked)
     return directory, tokenizer
+
+
+def _check_load_format(asked: LoadFormat, name: str, spec: ModelSpec, directory: Path) -> None:
+    """Raise a ConfigError if the checkpoint is not of the format that --load-format asks for."""
+    is_gguf = any(directory.glob("*.gguf"))
+    method = spec.quantization.method if spec.quantization else None
+    advice = {
+        "gguf": "" if is_gguf else "it has no GGUF file",
+        "safetensors": "it is a GGUF model" if is_gguf else "",
+        "bitsandbytes": "" if method == "bitsandbytes" else "add --quantization bitsandbytes",
+    }
+    if why := advice.get(asked):
+        raise ConfigError(f"--load-format {asked} does not suit {name}: {why}, or leave it out.", param="load_format")
 
 
 def _resolve_device(config: Config, machine: Machine) -> tuple[DeviceConfig, str]:

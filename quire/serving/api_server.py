@@ -38,7 +38,8 @@ def main(launch: LaunchConfig, report: SendReport, make_app: MakeApp = create_ap
     """Serve until SIGTERM, then until open requests have ended or their time is over."""
     server = launch.config.server
     prefix = f"{launch.api_name}: " if server.api_server_count > 1 else ""
-    set_up_logs(launch.config.observability.log_format, launch.api_name, logging.INFO, prefix)
+    format = launch.config.observability.log_format
+    set_up_logs(format, launch.api_name, logging.INFO, prefix, config_file=server.log_config_file)
     if launch.config.device.device == "cpu":
         do_not_interrupt_others()  # the engine computes on the same processors
     traces = open_traces(launch.config)

@@ -27,12 +27,14 @@ from quire.serving.api.chat_service import ChatService
 from quire.serving.api.error_responses import ErrorMiddleware, error_response, http_error_response
 from quire.serving.api.large_requests.readers import LargeRequestReaders
 from quire.serving.api.middleware import BodyLimitMiddleware, CrossOriginMiddleware
+from quire.serving.api.own_middleware import add_own_middleware
 from quire.serving.api.peers import Peers, SharedCounts
 from quire.serving.api.prompt_renderer import PromptRenderer
 from quire.serving.api.request_head import CallerMiddleware, RequestIdMiddleware
 from quire.serving.api.request_record import Observer, RequestRecordMiddleware, count_in, log_access
 from quire.serving.api.request_traces import RequestTraces
 from quire.serving.api.routes import chat, completions, models, monitoring, operations, pages, tokens
+from quire.serving.api.schemas.known_fields import UnknownFields
 from quire.serving.api.serving import Serving
 from quire.serving.api.session.session import EngineSession
 from quire.serving.dialects.anthropic.routes import add_anthropic
@@ -120,6 +122,7 @@ def create_app(
     )
     app.root_path = server.root_path  # its argument is deprecated, and uvicorn's changes the paths that we see
     app.state.readers = readers
+    app.state.unknown_fields = UnknownFields(text.hints, ignored=server.unknown_fields == "ignore")
     for add_routes in _ROUTES:
         add_routes(app, serving)
     if developer_mode or server.api_key:
@@ -151,8 +154,11 @@ def _add_middleware(app: FastAPI, config: Config, observers: Sequence[Observer])
     app.add_middleware(ErrorMiddleware)
     app.add_middleware(CrossOriginMiddleware, config=server)
     app.add_middleware(RequestRecordMiddleware, observers=observers, clock=SystemClock())
+    add_own_middleware(app, server.middleware)
     stack = app.build_middleware_stack()  # with FastAPI's own, of which the last one is outside all of these
-    app.middleware_stack = RequestIdMiddleware(stack, always_answer=server.enable_request_id_headers)
+    app.middleware_stack = RequestIdMiddleware(
+        stack, always_answer=server.enable_request_id_headers, sends_directly=not server.middleware
+    )
 
 
 @contextlib.asynccontextmanager

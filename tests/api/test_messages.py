@@ -318,7 +318,7 @@ def null_fields(value: Any) -> set[str]:
         ({"temperature": -1.0}, "temperature must be"),
         ({"stop_sequences": [""]}, "stop_sequences"),
         ({"stop_sequences": "a"}, "stop_sequences must be a valid list."),
-        ({"typo": 1}, "'typo' is not a known field."),
+        ({"typical_p": 0.5}, "'typical_p' is not a known field."),
         ({"container": "x"}, "'container' is not supported yet: leave it out."),
         ({"compaction": {"type": "x"}}, "'compaction' is not supported yet: ask for a summary in a message."),
         (

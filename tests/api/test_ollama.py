@@ -230,7 +230,7 @@ def test_a_gguf_file_is_described_as_one(tmp_path: Path) -> None:
         ({"messages": [{"role": "user", "content": "a", "images": ["aGk="]}]}, "messages[0].images"),
         ({"template": "{{ .Prompt }}"}, "'template' is not supported yet"),
         ({"model": None}, "model must be a valid string."),
-        ({"typo": 1}, "'typo' is not a known field."),
+        ({"thread": "x"}, "'thread' is not a known field."),
     ],
 )
 def test_what_is_wrong_is_said_in_ollamas_shape(server: Server, fields: dict[str, Any], message: str) -> None:

@@ -136,7 +136,7 @@ COMPLETIONS = [
                 stream=True, stream_options={"usage": True}),
     completion("a misspelt field", "'temprature' is not a known field. Did you mean 'temperature'?", "temprature",
                 temprature=1),
-    completion("an unknown field", "'zzz' is not a known field.", "zzz", zzz=1),
+    completion("a field of another server", "'typical_p' is not a known field.", "typical_p", typical_p=0.5),
     completion("chat's field", "'messages' is not a known field.", "messages", messages=[]),
     completion("suffix", "suffix needs a model with fill-in-the-middle tokens…", "suffix", suffix="b"),
     completion("prompt_embeds", "'prompt_embeds' is not supported yet: leave it out.", "prompt_embeds",

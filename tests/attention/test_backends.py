@@ -176,7 +176,7 @@ def new_scene(request: pytest.FixtureRequest, device: str) -> SceneOf:
     return partial(Scene, BACKENDS[request.param], "cpu" if request.param == "cpu" else device)
 
 
-@pytest.mark.parametrize("block_size", [8, 16, 32])
+@pytest.mark.parametrize("block_size", [8, 16, 32, 128])
 def test_rows_of_all_lengths(new_scene: SceneOf, block_size: int) -> None:
     scene = new_scene(block_size, 4)
     scene.step({2: 5})

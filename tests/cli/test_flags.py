@@ -20,7 +20,6 @@ from quire.cli.settings_fields import about, settings_of
 from quire.errors import ConfigError
 from quire.foundation.config import Config
 from quire.foundation.config.values import without_none
-from quire.foundation.config.vllm_compat import VLLM_ALIASES, VLLM_SETTINGS, check_vllm_setting
 
 
 def config(*arguments: str) -> Config:
@@ -277,33 +276,7 @@ def test_a_missing_or_empty_settings_file(tmp_path: Path) -> None:
     assert config("--config", str(tmp_path / "empty.yaml")) == Config()
 
 
-# --- settings of vLLM's that have no effect -------------------------------------------------------------------------
-
-
-def test_no_foreign_setting_is_a_real_one() -> None:
-    assert VLLM_SETTINGS.keys() & SETTINGS.keys() == set()
-    assert set(VLLM_ALIASES.values()) <= VLLM_SETTINGS.keys() | SETTINGS.keys()
-
-
-@pytest.mark.parametrize(
-    ("arguments", "said"),
-    [
-        (["--num-scheduler-steps", "8"], "--num-scheduler-steps has no effect"),
-        (["--enable-chunked-prefill"], "long prompts are always read in chunks"),
-        (["--disable-log-requests"], "--enable-log-requests"),
-        (["--async-scheduling"], "always planned ahead"),
-        (["--decode_context_parallel_size=1"], "--decode-context-parallel-size has no effect"),
-        (["--lora-dtype", "auto"], "--lora-dtype has no effect"),
-        (["--all2all-backend", "allgather_reducescatter"], "ranks gather the rows of all engines"),
-    ],
-)
-def test_a_neutral_value_is_accepted_with_one_warning(
-    capsys: pytest.CaptureFixture[str], arguments: list[str], said: str
-) -> None:
-    assert config(*arguments, "m") == Config().with_values(model="m")
-    (line,) = capsys.readouterr().err.splitlines()
-    assert line.startswith("quire: warning: --")
-    assert said in line
+# --- words of vLLM's -----------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("arguments", [("-tp", "2"), ("-tp=2",), ("--tensor_parallel_size=2",)])
@@ -325,33 +298,6 @@ def test_the_longest_sequence_is_a_number_or_auto(word: str, value: int | str) -
     assert config("--max-model-len", word).model.max_model_len == value
     assert config(f"--max-model-len={word}").model.max_model_len == value
     assert "'long' is neither a whole number nor auto" in error("--max-model-len", "long")
-
-
-@pytest.mark.parametrize(
-    ("arguments", "flag"),
-    [
-        (["--decode-context-parallel-size", "4"], "--decode-context-parallel-size 4"),
-        (["--fully-sharded-loras"], "--fully-sharded-loras"),
-        (["--no-enable-chunked-prefill"], "--enable-chunked-prefill False"),
-        (["--compilation-config.mode", "3"], "--compilation-config mode=3"),
-        (["--trust-remote-code"], "--trust-remote-code"),
-    ],
-)
-def test_what_would_have_to_mean_something_is_refused_by_name(arguments: list[str], flag: str) -> None:
-    assert error(*arguments, "m").startswith(f"{flag} is not supported")
-
-
-@pytest.mark.parametrize("name", VLLM_SETTINGS)
-def test_none_and_the_neutral_values_ask_for_nothing(name: str) -> None:
-    for value in (None, *VLLM_SETTINGS[name].neutral):
-        assert "has no effect" in check_vllm_setting(name, value)
-    if VLLM_SETTINGS[name].is_flag:
-        assert all(isinstance(value, bool) for value in VLLM_SETTINGS[name].neutral)
-
-
-def test_a_true_is_not_a_one() -> None:
-    with pytest.raises(ConfigError):
-        check_vllm_setting("decode_context_parallel_size", True)
 
 
 @pytest.mark.parametrize("command", ["plan", "simulate"])

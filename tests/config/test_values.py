@@ -81,8 +81,11 @@ def test_every_other_value_is_of_the_field_s_type_or_refused_by_name(name: str) 
     ("settings", "said"),
     [
         ({"dtype": "banana"}, "dtype: 'banana' is not one of auto, "),
-        ({"load_format": "banana"}, "load_format: 'banana' is not one of auto, safetensors, dummy."),
-        ({"block_size": 17}, "block_size: 17 is not one of 8, 16, 32."),
+        (
+            {"load_format": "banana"},
+            "load_format: 'banana' is not one of auto, safetensors, gguf, ",
+        ),
+        ({"block_size": 17}, "block_size: 17 is not one of 8, 16, 32, 64, 128."),
         ({"device": "tpu"}, "device: 'tpu' is not one of auto, cuda, cpu."),
         ({"performance_mode": "fast"}, "performance_mode: 'fast' is not one of balanced, interactivity, throughput."),
         ({"scheduling_policy": "lifo"}, "scheduling_policy: 'lifo' is not one of fcfs, priority."),

@@ -15,7 +15,7 @@ from tests.executor.fake import FakeExecutor
 
 
 @pytest.mark.parametrize("max_in_flight", [1, 2, 3])
-@pytest.mark.parametrize("block_size", [8, 16, 32])
+@pytest.mark.parametrize("block_size", [8, 16, 32, 128])
 @pytest.mark.parametrize("windows", [(None,), (None, None), (None, 20, 9), (40, None)])
 def test_each_request_gets_what_it_gets_alone(
     max_in_flight: int, block_size: int, windows: tuple[int | None, ...]

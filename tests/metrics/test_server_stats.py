@@ -14,9 +14,10 @@ from quire.foundation.messages.to_engine import Add
 from quire.sampling_params import SamplingParams
 
 
-def process(engines: int = 1) -> ServerStats:
+def process(engines: int = 1, **buckets: list[float]) -> ServerStats:
     stats = ServerStats([Stats(number) for number in range(engines)])
     for each in stats.engines:
+        each.set_buckets(buckets)
         each.set_max_model_len(512)
     return stats
 
@@ -145,3 +146,17 @@ def test_a_process_that_has_not_heard_how_long_sequences_are_changes_no_scale() 
         for order in ((early, late), (late, early)):
             page = together(*order)
             assert value(page, "vllm:request_generation_tokens_bucket", le="500.0") == served
+
+
+def test_buckets_of_one_s_own_stay_when_processes_are_added_up() -> None:
+    own: dict[str, list[float]] = {"time_to_first_token": [0.1, 0.6], "request_tokens": [2.0, 4.0]}
+    first, second = process(**own), process(**own)
+    serve(first, tokens=3)
+    serve(second, tokens=5)
+    page = together(first, second)
+    assert value(page, "vllm:time_to_first_token_seconds_bucket", le="0.1") == 0
+    assert value(page, "vllm:time_to_first_token_seconds_bucket", le="0.6") == 2
+    assert value(page, "vllm:request_generation_tokens_bucket", le="4.0") == 1
+    bounds = {dict(its)["le"] for name, its in page if name == "vllm:request_prompt_tokens_bucket"}
+    assert bounds == {"2.0", "4.0", "+Inf"}
+    assert value(page, "vllm:e2e_request_latency_seconds_bucket", le="0.3") == 0  # others have vLLM's

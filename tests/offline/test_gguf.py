@@ -43,7 +43,7 @@ def test_answers_are_those_of_the_same_weights_dense(types: Any, tmp_path: Path)
     with LLM(str(dense), **SETTINGS) as llm:
         expected = llm.generate(PROMPTS, GREEDY)
         chat = llm.chat([{"role": "user", "content": "Say hello."}], GREEDY)[0].outputs[0].text
-    with LLM(f"{file.parent}:Q4_X", quantization="gguf", **SETTINGS) as llm:
+    with LLM(f"{file.parent}:Q4_X", quantization="gguf", load_format="gguf", **SETTINGS) as llm:
         answers = llm.generate(PROMPTS, GREEDY)
         assert [a.prompt_token_ids for a in answers] == [e.prompt_token_ids for e in expected]
         assert [a.outputs[0].token_ids for a in answers] == [e.outputs[0].token_ids for e in expected]

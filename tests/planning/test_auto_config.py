@@ -10,6 +10,7 @@ import pytest
 
 from quire.errors import ConfigError, MemoryBudgetError, ModelNotFoundError
 from quire.foundation.config import Config
+from quire.models.weights import hub
 from quire.planning.auto_config import ResolvedConfig, resolve
 from quire.planning.footprint import GIB
 from quire.planning.machine import Gpu, Machine, this_machine
@@ -68,6 +69,46 @@ def test_what_is_asked_is_taken(checkpoint: Path) -> None:
 )
 def test_each_limit_of_a_step_says_where_it_is_from(settings: dict[str, object], said: str, checkpoint: Path) -> None:
     assert f"batch       {said}" in resolve_for(checkpoint, **settings).reasons
+
+
+@pytest.mark.parametrize(
+    ("settings", "fetched"),
+    [
+        ({"model": "org/m", "revision": "a"}, [("org/m", "a")]),
+        ({"model": "org/m", "revision": "a", "tokenizer_revision": "b"}, [("org/m", "a"), ("org/m", "b")]),
+        ({"model": "org/m", "tokenizer": "org/t", "tokenizer_revision": "b"}, [("org/m", None), ("org/t", "b")]),
+        ({"model": "org/m", "tokenizer": "org/t", "revision": "a"}, [("org/m", "a"), ("org/t", None)]),
+    ],
+)
+def test_a_tokenizer_has_a_revision_of_its_own(
+    settings: dict[str, object], fetched: list[tuple[str, str | None]],
+    checkpoint: Path, monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    asked: list[tuple[str, str | None]] = []
+
+    def download(model: str, access: hub.HubAccess, patterns: object, flag: str = "") -> Path:
+        asked.append((model, access.revision))
+        return checkpoint
+
+    monkeypatch.setattr(hub, "download", download)
+    resolve(Config().with_values(**settings), ROOMY)
+    assert asked == fetched
+
+
+@pytest.mark.parametrize(
+    ("form", "said"),
+    [
+        ("gguf", "--load-format gguf does not suit {}: it has no GGUF file, or leave it out."),
+        ("bitsandbytes", "--load-format bitsandbytes does not suit {}: add --quantization bitsandbytes, or leave"),
+    ],
+)
+def test_a_load_format_is_what_the_files_are(form: str, said: str, checkpoint: Path) -> None:
+    asked = Config().with_values(model=str(checkpoint), load_format=form)
+    with pytest.raises(ConfigError) as caught:
+        resolve(asked, ROOMY)
+    assert said.format(checkpoint) in caught.value.message
+    if form == "bitsandbytes":
+        assert resolve(asked.with_values(quantization="bitsandbytes"), ROOMY).spec.quantization is not None
 
 
 def test_a_head_that_config_json_denies_is_said(tmp_path: Path) -> None:

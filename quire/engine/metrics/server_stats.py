@@ -92,6 +92,8 @@ def total(alive: Sequence[ServerStats], gone: Sequence[ServerStats] = ()) -> Ser
         gone: What ended processes have counted: only counters.
     """
     stats = ServerStats([Stats(engine.engine) for engine in alive[0].engines], gpus=alive[0].gpus)
+    for engine, first in zip(stats.engines, alive[0].engines, strict=True):
+        engine.share_scales(first)
     for each in (*alive, *gone):
         for limit, number in each.rejections.items():
             stats.rejections[limit] += number

@@ -5,7 +5,7 @@ Owns which event changes which number. Counters are exact to the token. Knows no
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Literal, get_args
@@ -13,6 +13,7 @@ from typing import Literal, get_args
 from msgspec.structs import replace
 
 from quire.engine.metrics.histogram import Histogram, WorkTimes, steps_of_1_2_5
+from quire.foundation.config.server import BUCKET_FAMILIES
 from quire.foundation.messages.from_engine import (
     STEP_TOKEN_BOUNDS,
     WORK_BOUNDS_S,
@@ -124,10 +125,24 @@ class Stats:
 
     def __post_init__(self) -> None:
         self._groups: dict[int, SequenceGroup] = {}  # by the id of the first sequence
+        self._has_own_scale: set[str] = set()
+
+    def set_buckets(self, buckets: Mapping[str, Sequence[float]]) -> None:
+        """Set the bounds of families of histograms (--custom-histogram-buckets), before the first request."""
+        for family, bounds in buckets.items():
+            for name in BUCKET_FAMILIES[family]:
+                setattr(self, name, Histogram(bounds))
+                self._has_own_scale.add(name)
+
+    def share_scales(self, other: Stats) -> None:
+        """Count on the scales of another process from now on; nothing was counted before."""
+        for names in BUCKET_FAMILIES.values():
+            for name in names:
+                setattr(self, name, Histogram(getattr(other, name).bounds))
 
     def set_max_model_len(self, max_model_len: int) -> None:
         """Set the scale of token counts, before the first request. What was counted on this scale stays."""
-        for name in _LENGTHS:
+        for name in set(_LENGTHS) - self._has_own_scale:
             own: Histogram = getattr(self, name)
             if own.bounds != (scale := Histogram(steps_of_1_2_5(max_model_len))).bounds:
                 setattr(self, name, scale)

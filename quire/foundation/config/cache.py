@@ -16,7 +16,7 @@ QUANTIZED = ("fp8_e4m3", "fp8_e5m2", "int8")
 UTILIZATION = 0.9
 """Default share of memory that the engine may take."""
 
-BlockSize = Literal[8, 16, 32]
+BlockSize = Literal[8, 16, 32, 64, 128]
 
 
 def is_quantized(kv_cache_dtype: KVCacheDtype) -> bool:

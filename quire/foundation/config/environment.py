@@ -248,6 +248,11 @@ def gguf_cache() -> Path:
     return _user_cache() / "quire" / "gguf"
 
 
+def overrides_cache() -> Path:
+    """The directory for models whose config.json --hf-overrides changes."""
+    return _user_cache() / "quire" / "overrides"
+
+
 def _user_cache() -> Path:
     return Path(os.environ.get("XDG_CACHE_HOME") or Path(os.path.expanduser("~")) / ".cache")
 

@@ -9,6 +9,8 @@ from quire.foundation.config.values import check_range
 
 ModelDtype = Literal["auto", "bfloat16", "float", "float16", "float32", "half"]
 """As --dtype says it."""
+LoadFormat = Literal["auto", "safetensors", "gguf", "bitsandbytes", "dummy"]
+"""As --load-format says it."""
 BUILTIN_MODEL = "quill"
 """The model that ships with the package, and the default."""
 
@@ -39,6 +41,11 @@ class ModelConfig:
     Default: the model's own limit."""
     revision: str | None = None
     """Branch, tag or commit on the hub."""
+    tokenizer_revision: str | None = None
+    """Branch, tag or commit of the tokenizer on the hub. Default: the model's, if it is the model's own tokenizer."""
+    hf_overrides: dict[str, Any] = field(default_factory=dict)
+    """Values that replace those of the model's config.json, as JSON, such as {"rope_scaling": {"rope_type": "yarn",
+    "factor": 4.0, "original_max_position_embeddings": 32768}}."""
     hf_token: str | None = None
     """Token for gated models on the hub."""
     served_model_name: tuple[str, ...] = ()
@@ -71,8 +78,9 @@ class ModelConfig:
 class LoadConfig:
     """Reading the weights."""
 
-    load_format: Literal["auto", "safetensors", "dummy"] = "auto"
-    """auto and safetensors: the checkpoint's safetensors files. dummy: random weights, for measuring."""
+    load_format: LoadFormat = "auto"
+    """auto: as the files are. safetensors, gguf and bitsandbytes say what they have to be. dummy: random weights, for
+    measuring."""
     download_dir: str | None = None
     """Where hub downloads are kept. Default: huggingface_hub's own cache."""
     use_tqdm_on_load: bool = True

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
+from itertools import pairwise
 from typing import Any, Literal
 
 from quire.errors import ConfigError
@@ -16,6 +18,17 @@ OF_ENGINES_IN_PROCESS = ("chat_template", "reasoning_parser")
 """Settings of the server that `LLM` has as well."""
 LOGS_OF_SERVER = {"disable_log_stats": True, "enable_log_requests": False}
 """What engines without a server are told in vLLM's examples, too; with these values it asks for nothing."""
+
+
+BUCKET_FAMILIES: dict[str, tuple[str, ...]] = {
+    "request_latency": ("whole_s", "queued_s", "inference_s", "prefill_s", "decode_s"),
+    "time_to_first_token": ("first_token_s",),
+    "inter_token_latency": ("inter_token_s", "mean_token_s"),
+    "request_params_n": ("choices",),
+    "request_tokens": ("prompt_lengths", "computed_lengths", "output_lengths", "most_tokens", "max_tokens"),
+}
+"""Histograms that share buckets, by vLLM's name of the family: attributes of `quire.engine.metrics.stats.Stats`."""
+_FIXED_BUCKETS = ("iteration_tokens", "kv_cache_residency", "request_num_preemptions")
 
 
 @dataclass(frozen=True)
@@ -68,6 +81,18 @@ class ServerConfig:
     """Do not show tools to the model when the request says tool_choice 'none'."""
     reasoning_parser: str | None = None
     """How the model writes its reasoning. Default: as its chat template tells."""
+    unknown_fields: Literal["ignore", "refuse"] = "ignore"
+    """What happens to fields of requests that Quire does not know: they are ignored, and the log names each once; or
+    refused. One that is spelled like a known field, or would change the answer, is always refused."""
+    stream_interval: int = 1
+    """Tokens of a choice that a chunk of a stream has, but for its first and its last one. More cost less to send."""
+    enable_force_include_usage: bool = False
+    """Report token counts at the end of each stream, as with stream_options.include_usage."""
+    return_tokens_as_token_ids: bool = False
+    """Name tokens by id ('token_id:123') in log probabilities, unless the request says otherwise."""
+    middleware: tuple[str, ...] = ()
+    """Import paths (package.module.name) of ASGI middleware classes, or of coroutine functions of a request and what
+    calls the rest. The last one gets a request first."""
     response_role: str = "assistant"
     """Role of chat answers."""
     enable_tokenizer_info_endpoint: bool = False
@@ -82,6 +107,11 @@ class ServerConfig:
     """No access log line for each request. Health and metrics probes are never logged."""
     enable_log_requests: bool = False
     """Log each request's parameters when it arrives: stop strings and bad words, never prompts or answers."""
+    log_config_file: str | None = None
+    """JSON file for Python's logging.config.dictConfig, which every process of the server applies. Quire's loggers are
+    named quire, quire.access and so on, and those of HTTP uvicorn."""
+    max_log_len: int | None = None
+    """Characters of each text that --enable-log-requests logs. Default: all."""
     disable_log_stats: bool = False
     """No periodic line with throughput and cache use."""
     shutdown_delay: float = 0.0
@@ -127,7 +157,8 @@ class ServerConfig:
         if any(not key.strip() for key in self.api_key):
             raise ConfigError("--api-key is empty: give a key, or leave the flag out to serve without one.")
         check_range(self, 0, MAX_PORT, "port")
-        check_positive(self, "max_request_timeout", "max_request_bytes")
+        check_positive(self, "max_request_timeout", "max_request_bytes", "stream_interval")
+        check_range(self, 0, None, "max_log_len")
         check_range(self, 0, _LONGEST_SHUTDOWN_S, "shutdown_delay", "shutdown_timeout")
         check_range(self, 1, MAX_API_SERVERS, "api_server_count")
         if self.headless and self.api_server_count > 1:
@@ -150,3 +181,29 @@ class ObservabilityConfig:
     otlp_traces_endpoint: str | None = None
     """Where OpenTelemetry traces are sent: http://HOST:4318 (OTLP over HTTP) or grpc://HOST:4317, and https or grpcs
     with TLS. Needs the extra: pip install 'quire[otel]'. Default: there are none."""
+    custom_histogram_buckets: dict[str, Any] = field(default_factory=dict)
+    """Upper bounds of the buckets of histograms at /metrics, as JSON: lists of numbers by family, which is one of
+    request_latency, time_to_first_token, inter_token_latency, request_params_n and request_tokens."""
+
+    def __post_init__(self) -> None:
+        for name, bounds in self.custom_histogram_buckets.items():
+            if name not in BUCKET_FAMILIES:
+                families = f"families are {', '.join(BUCKET_FAMILIES)}"
+                hint = "its buckets are fixed" if name in _FIXED_BUCKETS else families
+                raise ConfigError(
+                    f"--custom-histogram-buckets: '{name}' cannot be set: {hint}.", param="custom_histogram_buckets"
+                )
+            if not _are_bounds(bounds):
+                raise ConfigError(
+                    f"--custom-histogram-buckets: {name} must be a list of numbers above 0, each larger than the one "
+                    f"before, got {bounds}.",
+                    param="custom_histogram_buckets",
+                )
+
+
+def _are_bounds(value: Any) -> bool:
+    if not isinstance(value, list | tuple) or not value:
+        return False
+    if not all(isinstance(each, int | float) and not isinstance(each, bool) and math.isfinite(each) for each in value):
+        return False
+    return value[0] > 0 and all(before < after for before, after in pairwise(value))

@@ -78,12 +78,12 @@ def run_child(main: Main, process: str = "child") -> None:
 
 def _set_up_logs(launch: LaunchConfig, process: str) -> None:
     """Log at a level by which only the first rank of an engine says what all ranks have to say."""
-    format, rank = launch.config.observability.log_format, launch.rank
+    format, rank, file = launch.config.observability.log_format, launch.rank, launch.config.server.log_config_file
     if rank is None:
-        set_up_logs(format, process)
+        set_up_logs(format, process, config_file=file)
         return
     own_level = logging.INFO if rank.rank == 0 else logging.WARNING
-    set_up_logs(format, f"{process} {rank.rank}", prefix=f"rank {rank.rank}: ", own_level=own_level)
+    set_up_logs(format, f"{process} {rank.rank}", prefix=f"rank {rank.rank}: ", own_level=own_level, config_file=file)
 
 
 def _end(code: int, reports: LineWriter) -> NoReturn:

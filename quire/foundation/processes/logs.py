@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import logging
+import logging.config
 import os
 from datetime import UTC, datetime
-from typing import Literal
+from pathlib import Path
+from typing import Any, Literal
 
 import msgspec
+
+from quire.errors import ConfigError
 
 LogFormat = Literal["text", "json"]
 FIELDS = "fields"
@@ -39,11 +43,23 @@ class JsonFormatter(logging.Formatter):
         return msgspec.json.encode(line, enc_hook=str).decode()
 
 
+def apply_log_config(path: str) -> None:
+    """Configure logging by a JSON file of --log-config-file. Raises ConfigError if it cannot be used."""
+    try:
+        values = msgspec.json.decode(Path(path).read_bytes(), type=dict[str, Any])
+        logging.config.dictConfig({"disable_existing_loggers": False, **values})
+    except (OSError, msgspec.DecodeError, ValueError, TypeError, AttributeError, ImportError) as error:
+        why = f"{error} ({error.__cause__})" if error.__cause__ else error
+        raise ConfigError(f"--log-config-file {path} cannot be used: {why}.", param="log_config_file") from error
+
+
 def set_up_logs(
-    format: LogFormat, process: str, level: int = logging.WARNING, prefix: str = "", own_level: int = logging.INFO
-) -> None:
+    format: LogFormat, process: str, level: int = logging.WARNING, prefix: str = "", own_level: int = logging.INFO,
+    config_file: str | None = None,
+) -> None:  # fmt: skip
     """Log to standard error from now on; a process may call this again. Libraries' messages are shown from `level` on,
-    Quire's own from `own_level` on. `prefix` stands before messages that are text, to tell processes apart."""
+    Quire's own from `own_level` on. `prefix` stands before messages that are text, to tell processes apart. What a
+    `config_file` says comes last."""
     handler = logging.StreamHandler()
     if format == "json":
         handler.setFormatter(JsonFormatter(process))
@@ -54,3 +70,5 @@ def set_up_logs(
     root.handlers = [handler]
     root.setLevel(level)
     logging.getLogger("quire").setLevel(own_level)
+    if config_file is not None:
+        apply_log_config(config_file)

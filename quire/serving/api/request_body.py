@@ -16,7 +16,14 @@ from starlette.requests import ClientDisconnect, Request
 
 from quire.errors import RequestError
 from quire.serving.api.large_requests.readers import CheckBody, LargeRequestReaders
-from quire.serving.api.schemas.known_fields import NO_FIELDS, OPENAI_FIELDS, FieldLists, served_fields
+from quire.serving.api.schemas.known_fields import (
+    NO_FIELDS,
+    OPENAI_FIELDS,
+    REFUSED_FIELDS,
+    FieldLists,
+    UnknownFields,
+    served_fields,
+)
 
 Schema = TypeVar("Schema", bound=BaseModel)
 
@@ -48,10 +55,10 @@ async def read_body(
     could send that. Raises RequestError if the body is not JSON, or has a field that is not served or is wrong;
     HTTPException with 415 for another content type, or with 408 for a body that does not arrive.
     """
-    raw = await _read(request, any_type=any_type)
+    raw, unknown = await _read(request, any_type=any_type), _unknown_fields(request, lists)
     if not await _check_large(request, raw, schema, lists):
-        return check_fields(decode_body(raw), schema, lists)
-    return await asyncio.to_thread(lambda: check_fields(decode_body(raw), schema, lists))
+        return check_fields(decode_body(raw), schema, lists, unknown)
+    return await asyncio.to_thread(lambda: check_fields(decode_body(raw), schema, lists, unknown))
 
 
 async def read_object(request: Request) -> dict[str, Any]:
@@ -64,9 +71,16 @@ async def read_object(request: Request) -> dict[str, Any]:
 
 async def check_object(request: Request, body: dict[str, Any], schema: type[Schema]) -> Schema:
     """The result of `read_object` for a request, checked as `read_body` does."""
+    unknown = _unknown_fields(request, OPENAI_FIELDS)
     if not await _check_large(request, await request.body(), schema, OPENAI_FIELDS):
-        return check_fields(body, schema)
-    return await asyncio.to_thread(check_fields, body, schema)
+        return check_fields(body, schema, unknown=unknown)
+    return await asyncio.to_thread(check_fields, body, schema, OPENAI_FIELDS, unknown)
+
+
+def _unknown_fields(request: Request, lists: FieldLists) -> UnknownFields:
+    """What decides about unknown fields; bodies of operators, which have no lists, may have none."""
+    decides: UnknownFields = request.app.state.unknown_fields
+    return REFUSED_FIELDS if lists is NO_FIELDS else decides
 
 
 async def _check_large(request: Request, raw: bytes, schema: type[BaseModel] | None, lists: FieldLists) -> bool:
@@ -74,7 +88,7 @@ async def _check_large(request: Request, raw: bytes, schema: type[BaseModel] | N
     large = len(raw) > LARGE_BYTES or raw.count(b",") > LARGE_VALUES
     if large:
         readers: LargeRequestReaders = request.app.state.readers
-        await readers.ask(CheckBody.of(raw, schema, lists))
+        await readers.ask(CheckBody.of(raw, schema, lists, _unknown_fields(request, lists).ignored))
     return large
 
 
@@ -118,10 +132,15 @@ def decode_body(raw: bytes) -> dict[str, Any]:
     return body
 
 
-def check_fields(body: dict[str, Any], schema: type[Schema], lists: FieldLists = OPENAI_FIELDS) -> Schema:
+def check_fields(
+    body: dict[str, Any],
+    schema: type[Schema],
+    lists: FieldLists = OPENAI_FIELDS,
+    unknown: UnknownFields = REFUSED_FIELDS,
+) -> Schema:
     """The fields of a body, checked; raises RequestError as `read_body` does."""
     try:
-        return schema.model_validate(served_fields(body, schema.model_fields, lists))
+        return schema.model_validate(served_fields(body, schema.model_fields, lists, unknown))
     except ValidationError as error:
         if error.error_count() > MAX_REPORTED:
             raise RequestError(f"The request body has {error.error_count()} values that are wrong.") from None

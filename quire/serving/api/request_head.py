@@ -65,11 +65,12 @@ def request_header(scope: Scope, name: bytes) -> str | None:
 
 class RequestIdMiddleware:
     """ASGI middleware, the outermost: sets `scope["state"]["request_id"]`, and the header of the response if there was
-    one."""
+    one. Bodies in many parts are sent directly, unless other middleware wants to see them."""
 
-    def __init__(self, app: ASGIApp, *, always_answer: bool) -> None:
+    def __init__(self, app: ASGIApp, *, always_answer: bool, sends_directly: bool = True) -> None:
         self._app = app
         self._always = always_answer
+        self._sends_directly = sends_directly
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -78,7 +79,8 @@ class RequestIdMiddleware:
         given = request_header(scope, _ID_NAME) or ""
         own = _VALID_ID.fullmatch(given) is not None
         state = scope.setdefault("state", {})
-        state[DIRECT_SEND] = send
+        if self._sends_directly:
+            state[DIRECT_SEND] = send
         state["request_id"] = given if own else secrets.token_hex(_RANDOM_BYTES)
 
         async def with_header(message: Message) -> None:

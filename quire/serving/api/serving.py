@@ -16,6 +16,7 @@ from starlette.responses import Response
 from quire.errors import RequestError, UnknownModelError
 from quire.foundation.config import Config
 from quire.foundation.messages.to_engine import Add
+from quire.sampling_params import SamplingParams
 from quire.serving.api.answers import Serializer, SseChunks
 from quire.serving.api.chat_service import ChatService
 from quire.serving.api.json_pieces import PiecesResponse, write_json
@@ -101,6 +102,7 @@ class Serving:
         fields.sent_by(request.state.caller)
         self.model_name(fields.model)
         fields.check_stream_options()
+        fields.fill_in(self.config.server)
 
     def head(self, request: Request, fields: RequestFields, serializer: Serializer) -> dict[str, Any]:
         """The fields that begin OpenAI's response, or each chunk of it."""
@@ -120,7 +122,9 @@ class Serving:
         """The response with running choices, in any format; it closes them. `head` begins a stream at once."""
         self.log_request(request, choices.adds, stream=stream)
         if stream:
-            return StreamResponse(StreamWriter(format, choices, request.state.request_id, head), self.slow_reader_s)
+            interval = self.config.server.stream_interval
+            writer = StreamWriter(format, choices, request.state.request_id, head, interval)
+            return StreamResponse(writer, self.slow_reader_s)
         try:
             return json_response(await format.body())
         finally:
@@ -129,10 +133,21 @@ class Serving:
     def log_request(self, request: Request, adds: Sequence[Add], *, stream: bool) -> None:
         """Log a request, with --enable-log-requests."""
         if self.config.server.enable_log_requests:
-            sampling = msgspec.json.encode(adds[0].sampling).decode()
+            sampling = _logged(adds[0].sampling, self.config.server.max_log_len)
             lengths = [add.prompt_len for add in adds[:: adds[0].sampling.n]]
             about = request.state.request_id, request.scope["path"], stream, lengths, sampling
             logger.info("request %s %s stream=%s prompt_tokens=%s %s", *about)
+
+
+def _logged(sampling: SamplingParams, longest: int | None) -> str:
+    """Sampling parameters as JSON, with texts of `longest` characters at most."""
+    values = msgspec.to_builtins(sampling)
+    for name in ("stop", "bad_words"):
+        if isinstance(text := values.get(name), str):
+            values[name] = text[:longest]
+        elif text:
+            values[name] = [each[:longest] for each in text]
+    return msgspec.json.encode(values).decode()
 
 
 def json_response(body: dict[str, Any] | list[Any], status: int = 200) -> Response:

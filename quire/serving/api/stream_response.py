@@ -11,7 +11,7 @@ import asyncio
 import logging
 import types
 from collections.abc import Awaitable, Callable, Generator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Protocol
 
@@ -48,13 +48,16 @@ class AnswerFormat(Protocol):
 
 @dataclass
 class StreamWriter:
-    """Writes the stream of running choices: `head` at once, then output, until it is `finished`."""
+    """Writes the stream of running choices: `head` at once, then output, until it is `finished`. Behind its first
+    tokens, each choice is written whenever it has gained `interval` more, and at its end."""
 
     format: AnswerFormat
     choices: RequestChoices
     request_id: str
     head: bytes = b""
+    interval: int = 1
     finished: bool = False
+    _unwritten: dict[int, ChoiceDelta | None] = field(default_factory=dict)
 
     @property
     def media_type(self) -> str:
@@ -93,13 +96,26 @@ class StreamWriter:
     def _written(self, index: int, delta: SequenceDelta) -> bytes:
         """What a choice gained; after the last choice's end also the end of the stream."""
         gained = self.choices.process(index, delta)
-        if gained is None:
+        if gained is None or (self.interval > 1 and (gained := self._collected(index, gained)) is None):
             return b""
         data = self.format.delta(index, gained)
         if self.choices.finished:
             self.finished = True
             data += self.format.end()
         return data
+
+    def _collected(self, index: int, gained: ChoiceDelta) -> ChoiceDelta | None:
+        """What a choice has gained since it was last written; None if that is not enough yet."""
+        before = self._unwritten.get(index)
+        if before is not None:
+            before.add(gained)
+            gained = before
+        is_first = index not in self._unwritten and bool(gained.tokens)
+        if is_first or gained.finish_reason is not None or len(gained.tokens) >= self.interval:
+            self._unwritten[index] = None
+            return gained
+        self._unwritten[index] = gained
+        return None
 
 
 class Writer(Protocol):
@@ -130,9 +146,10 @@ class StreamResponse(Response):
         self._pending_write: Awaitable[None] | None = None  # begun, but waits for the client
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        direct_send = scope["state"].get(DIRECT_SEND, send)
+        direct_send: Send | None = scope["state"].get(DIRECT_SEND)
+        write_now = partial(self._write_now, direct_send) if direct_send else partial(self._write_later, send)
         try:
-            await run_until_disconnect(self._stream(send, direct_send), receive)
+            await run_until_disconnect(self._stream(send, direct_send or send, write_now), receive)
         except QuireError as error:
             await error_response(error)(scope, receive, send)
         except TimeoutError:
@@ -140,10 +157,9 @@ class StreamResponse(Response):
         finally:
             self._writer.close()
 
-    async def _stream(self, send: Send, direct_send: Send) -> None:
+    async def _stream(self, send: Send, direct_send: Send, write_now: Callable[[bytes], bool]) -> None:
         await self._writer.wait()
         await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
-        write_now = partial(self._write_now, direct_send)
         while not self._writer.finished:
             data = await self._writer.next(write_now)
             async with asyncio.timeout(self._slow_reader_s):
@@ -158,6 +174,11 @@ class StreamResponse(Response):
         """Begin to write; returns whether all was written without waiting."""
         self._pending_write = start_eagerly(direct_send(_body(data)))
         return self._pending_write is None
+
+    def _write_later(self, send: Send, data: bytes) -> bool:
+        """Leave the write to the response's task, which an operator's own middleware may need."""
+        self._pending_write = send(_body(data))
+        return False
 
 
 def _body(data: bytes, *, more: bool = True) -> dict[str, Any]:

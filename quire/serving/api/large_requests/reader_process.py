@@ -32,6 +32,7 @@ from quire.serving.api.large_requests.readers import (
     unpack,
 )
 from quire.serving.api.request_body import check_fields, decode_body
+from quire.serving.api.schemas.known_fields import UnknownFields
 from quire.text.chat_template import ChatTemplate
 from quire.text.fill_in_middle import fill_in_middle
 from quire.text.model_text import ModelText, load_model_text
@@ -134,7 +135,7 @@ def _check(task: CheckBody) -> Answer:
     if task.schema:
         module, _, name = task.schema.partition(":")
         schema: type[BaseModel] = getattr(importlib.import_module(module), name)
-        check_fields(body, schema, task.lists)
+        check_fields(body, schema, task.lists, UnknownFields(ignored=task.ignores_unknown))
     return Answer()
 
 

@@ -51,11 +51,15 @@ class CheckBody(msgspec.Struct, frozen=True, array_like=True, tag=True):
     raw: bytes
     schema: str
     lists: FieldLists
+    ignores_unknown: bool = False
 
     @classmethod
-    def of(cls, raw: bytes, schema: type[BaseModel] | None, lists: FieldLists) -> CheckBody:
+    def of(
+        cls, raw: bytes, schema: type[BaseModel] | None, lists: FieldLists, ignores_unknown: bool = False
+    ) -> CheckBody:
         """The task for a body and its schema; None for any JSON object."""
-        return cls(raw, "" if schema is None else f"{schema.__module__}:{schema.__qualname__}", lists)
+        name = "" if schema is None else f"{schema.__module__}:{schema.__qualname__}"
+        return cls(raw, name, lists, ignores_unknown)
 
     @property
     def size(self) -> int:

@@ -5,6 +5,7 @@ A field that would change the answer is never silently dropped. Errors name fiel
 
 from __future__ import annotations
 
+import difflib
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -13,6 +14,8 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict, Field
 
 from quire.errors import ContextLengthError, RequestError, UnsupportedField, did_you_mean
+from quire.sampling_params import SamplingParams
+from quire.text.hints import HintLog
 
 IGNORED = frozenset({
     "client_metadata",
@@ -59,7 +62,7 @@ ELSEWHERE: dict[str, tuple[Any, ...]] = {
     "suffix": ("",),
     "tool_choice": ("none", "auto"),
     "tools": ([],),
-    "verbosity": ("medium",),
+    "verbosity": ("low", "medium", "high"),
 }
 """Fields that some endpoints serve and all others refuse, with the values (beside null) that ask for nothing."""
 _WHERE = {
@@ -69,10 +72,58 @@ _WHERE = {
 """The endpoints that serve a field of ELSEWHERE, if not /v1/chat/completions alone."""
 _INSTEAD = {
     "compaction": "ask for a summary in a message",
+    "grammar": "send it as structured_outputs.grammar",
+    "json_schema": "send it as response_format",
+    "n_predict": "send it as max_tokens",
+    "previous_message_id": "send all messages of the conversation with each request",
+    "regex": "send it as structured_outputs.regex",
+    "system_prompt": "send it as a message with the role system",
+    "thread_id": "send all messages of the conversation with each request",
     "thread": "send all messages of the conversation with each request",
 }
 """What to do instead of leaving a field out."""
+OF_OTHER_SERVERS: dict[str, tuple[Any, ...]] = {
+    "assistant_id": (),
+    "attachments": ([],),
+    "contents": (),
+    "dry_multiplier": (0,),
+    "dynatemp_range": (0,),
+    "epsilon_cutoff": (0,),
+    "eta_cutoff": (0,),
+    "files": ([],),
+    "grammar": ("",),
+    "image_data": ([],),
+    "images": ([],),
+    "input": (),
+    "inputs": (),
+    "instructions": ("",),
+    "json_schema": ({},),
+    "messages": (),
+    "mirostat": (0,),
+    "mirostat_mode": (0,),
+    "n_predict": (-1,),
+    "previous_message_id": (),
+    "previous_response_id": (),
+    "prompt": (),
+    "regex": ("",),
+    "schema": ({},),
+    "system": ("", []),
+    "system_instruction": (),
+    "system_prompt": ("",),
+    "template": ("",),
+    "tfs_z": (1,),
+    "thread": (),
+    "thread_id": (),
+    "top_a": (0,),
+    "typical_p": (1,),
+    "xtc_probability": (0,),
+}
+"""Fields of other servers and endpoints that would change the answer, with the values (beside null) that ask for
+nothing."""
 _LONGEST_NAME = 64
+_MOST_NAMED = 256
+_ALIKE = 0.8
+"""Names that are this similar to a known one are misspelt, as difflib measures it."""
 
 
 def optional(description: str) -> Any:
@@ -104,11 +155,42 @@ OPENAI_FIELDS = FieldLists(IGNORED, UNSUPPORTED | ELSEWHERE)
 NO_FIELDS = FieldLists((), {})
 
 
-def served_fields(body: dict[str, Any], known: Collection[str], lists: FieldLists = OPENAI_FIELDS) -> dict[str, Any]:
+class UnknownFields:
+    """Decides about fields that no schema and no list has: all are refused; or those are ignored that change no answer,
+    as far as one can tell, and the log names each once."""
+
+    def __init__(self, hints: HintLog | None = None, *, ignored: bool = False) -> None:
+        self.ignored = ignored
+        self._hints = hints
+        self._named: set[str] = set()
+
+    def drop(self, name: str, value: Any, known: Collection[str]) -> None:
+        """Ignore a field, or raise a RequestError about it: for one that is spelled like a known one, and one that
+        would change the answer."""
+        neutral = OF_OTHER_SERVERS.get(name, ())
+        asks_nothing = value is None or any(_equal(value, each) for each in neutral)
+        would_change = name in OF_OTHER_SERVERS or name in SamplingParams.__struct_fields__
+        is_name = len(name) <= _LONGEST_NAME
+        if not (self.ignored and is_name) or _is_misspelt(name, known) or (would_change and not asks_nothing):
+            raise _unknown(name, known)
+        if self._hints is not None and name not in self._named and len(self._named) < _MOST_NAMED:
+            self._named.add(name)
+            self._hints.drop(f"The field '{name}'", "nothing here reads it")
+
+
+REFUSED_FIELDS = UnknownFields()
+
+
+def served_fields(
+    body: dict[str, Any],
+    known: Collection[str],
+    lists: FieldLists = OPENAI_FIELDS,
+    unknown: UnknownFields = REFUSED_FIELDS,
+) -> dict[str, Any]:
     """The fields of a request that this server acts upon: those that are `known` to the schema.
 
-    Raises UnsupportedField if a field of `lists` asks for something, and RequestError for an unknown field; a close
-    known name is suggested.
+    Raises UnsupportedField if a field of `lists` asks for something, and RequestError for an unknown field that is
+    refused; a close known name is suggested.
     """
     served = {}
     for name, value in body.items():
@@ -118,7 +200,7 @@ def served_fields(body: dict[str, Any], known: Collection[str], lists: FieldList
             if value is not None and not any(_equal(value, neutral) for neutral in lists.unsupported[name]):
                 raise UnsupportedField(name, _advice(name))
         elif name not in lists.ignored:
-            raise _unknown(name, known)
+            unknown.drop(name, value, known)
     return served
 
 
@@ -135,7 +217,14 @@ def _equal(value: Any, neutral: Any) -> bool:
 def _unknown(name: str, known: Collection[str]) -> RequestError:
     if len(name) > _LONGEST_NAME:
         return RequestError(f"'{name[:_LONGEST_NAME]}…' is not a known field.")
-    return RequestError(f"'{name}' is not a known field.{did_you_mean(name, known)}", param=name)
+    hint = f" Instead, {_INSTEAD[name]}." if name in _INSTEAD else did_you_mean(name, known)
+    return RequestError(f"'{name}' is not a known field.{hint}", param=name)
+
+
+def _is_misspelt(name: str, known: Collection[str]) -> bool:
+    """Whether a name is probably meant to be a known one, in whichever case it is written."""
+    plain = {each.replace("_", "") for each in known}
+    return bool(difflib.get_close_matches(name.lower().replace("_", "").replace("-", ""), plain, 1, _ALIKE))
 
 
 @dataclass(frozen=True)

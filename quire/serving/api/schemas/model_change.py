@@ -18,6 +18,7 @@ OF_ONE_MODEL = (
     "chat_template",
     "generation_config",
     "gguf_file",
+    "hf_overrides",
     "lora_modules",
     "lora_pinned",
     "max_model_len",
@@ -30,11 +31,13 @@ OF_ONE_MODEL = (
     "speculative_config",
     "speculative_model",
     "tokenizer",
+    "tokenizer_revision",
     "tool_call_parser",
 )
 """Settings that mean nothing to another model: they fall back to what they are without their flags."""
 FIXED = (
     "host",
+    "log_config_file",
     "log_format",
     "max_restarts",
     "otlp_traces_endpoint",

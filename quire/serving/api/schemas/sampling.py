@@ -9,6 +9,7 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import Field, PrivateAttr, StringConstraints
 
 from quire.errors import RequestError
+from quire.foundation.config import ServerConfig
 from quire.sampling_params import (
     MAX_BEAM_WIDTH,
     MAX_N,
@@ -127,6 +128,12 @@ class RequestFields(Body):
         if self.stream_options is not None and not self.stream:
             raise RequestError("stream_options needs stream=true.", param="stream_options")
 
+    def fill_in(self, server: ServerConfig) -> None:
+        """Take over what the server reports unasked."""
+        if server.enable_force_include_usage and self.stream:
+            options = self.stream_options or StreamOptions()
+            self.stream_options = options.model_copy(update={"include_usage": True})
+
     @property
     def streams_usage(self) -> tuple[bool, bool]:
         """Whether token counts are in a last chunk, and in every chunk."""
@@ -182,6 +189,11 @@ class SamplingFields(RequestFields, OutputFormFields):
     include_stop_str_in_output: bool | None = None
     return_token_ids: bool | None = optional("Also return prompt_token_ids, and the answer's token_ids.")
     return_tokens_as_token_ids: bool | None = optional("Log probabilities name tokens by id: 'token_id:123'.")
+
+    def fill_in(self, server: ServerConfig) -> None:
+        super().fill_in(server)
+        if server.return_tokens_as_token_ids and self.return_tokens_as_token_ids is None:
+            self.return_tokens_as_token_ids = True
 
     def sampling(self, defaults: DefaultSampling, *, text: bool, **more: Any) -> SamplingParams:
         """Checked parameters, with what this endpoint sets in `more`; raises RequestError if a value is out of its

@@ -50,11 +50,12 @@ class Engine:
 
     def __init__(
         self, client: EngineClient, slots: int, requests: OpenRequests, owner: RequestOwner, clock: Clock,
-        report: SendReport, make_receiver: MakeReceiver,
+        report: SendReport, make_receiver: MakeReceiver, buckets: Mapping[str, Sequence[float]],
     ) -> None:  # fmt: skip
         self.number = client.engine.engine
         self.queue = EngineQueue(slots)
         self.stats = Stats(self.number, client.engine.epoch)
+        self.stats.set_buckets(buckets)
         self.connection = EngineConnection(client, clock, self._on_said, make_receiver)
         self._clock = clock
         self._requests = requests

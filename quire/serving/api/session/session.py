@@ -74,9 +74,10 @@ class EngineSession:
         self._eos_ids = eos_ids
         self._clock = clock or SystemClock()
         self.requests = OpenRequests()
-        limits = QueueLimits.of(config.scheduler)
+        limits, buckets = QueueLimits.of(config.scheduler), config.observability.custom_histogram_buckets
         self.engines = Engines(
-            Engine(client, limits.slots, self.requests, self, self._clock, report, make_receiver) for client in clients
+            Engine(client, limits.slots, self.requests, self, self._clock, report, make_receiver, buckets)
+            for client in clients
         )
         self.status = SessionState(self.engines)
         self.stats = ServerStats([engine.stats for engine in self.engines])

@@ -149,7 +149,7 @@ def test_sizes_of_groups(heads: int, kv_heads: int, device: str) -> None:
     check([70, 5], heads=heads, kv_heads=kv_heads, d=16, device=device)
 
 
-@pytest.mark.parametrize("block_size", [8, 16, 32])
+@pytest.mark.parametrize("block_size", [8, 16, 32, 64, 128])
 @pytest.mark.parametrize("window", [None, 1, 7, 32, 100])
 def test_block_sizes_and_windows(block_size: int, window: int | None, device: str) -> None:
     check([1, 31, 32, 33, 150], heads=2, kv_heads=1, d=16, device=device, block_size=block_size, window=window)

@@ -71,7 +71,7 @@ def test_lengths(rows: list[tuple[int, int]], device: str) -> None:
     check(rows, heads=2, kv_heads=1, d=16, device=device)
 
 
-@pytest.mark.parametrize("block_size", [8, 16, 32])
+@pytest.mark.parametrize("block_size", [8, 16, 32, 64, 128])
 @pytest.mark.parametrize("window", [1, 7, 64, 100])
 def test_block_sizes_and_windows(block_size: int, window: int, device: str) -> None:
     check([(150, 40), (0, 90), (3, 2)], heads=4, kv_heads=1, d=16, device=device, block_size=block_size, window=window)

@@ -17,7 +17,7 @@ GATHER_CHUNK = 128
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("block_size", [8, 16, 32])
+@pytest.mark.parametrize("block_size", [8, 16, 32, 64, 128])
 @pytest.mark.parametrize(("kv_heads", "d"), [(1, 16), (3, 48), (8, 128)])
 def test_gathered_contexts(kv_heads: int, d: int, block_size: int, dtype: torch.dtype, device: str) -> None:
     """Exactly what is in the cache, and zeros in between."""

@@ -126,7 +126,7 @@ def test_the_norm_rounds_as_the_reference_does(dtype: torch.dtype, device: str) 
         assert (found != expected).float().mean() < 0.01
 
 
-@pytest.mark.parametrize("block_size", [8, 16, 32])
+@pytest.mark.parametrize("block_size", [8, 16, 32, 128])
 @pytest.mark.parametrize("tokens", [1, 17, 300])
 def test_places_of_tokens(tokens: int, block_size: int, device: str) -> None:
     table = torch.randint(2**33, (5, 40), device=device)
