@@ -25,6 +25,7 @@ from quire.models.families import (
     phimoe,
     plain,
     qwen,
+    renamed,
 )
 from quire.models.families.family import Family
 
@@ -48,6 +49,7 @@ _GROUPS = (
     ministral,
     moe,
     olmo,
+    renamed,
 )
 FAMILIES: dict[str, Family] = {name: family for group in _GROUPS for name, family in group.FAMILIES.items()}
 ALIASES = {"PhiMoEForCausalLM": "PhimoeForCausalLM", "LLaMAForCausalLM": "LlamaForCausalLM"}
