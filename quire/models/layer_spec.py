@@ -93,6 +93,8 @@ class AttentionSpec:
         clip: The bound of the magnitudes of queries, keys and values; None: no bound.
         gate: The gate of the output; None: there is no gate.
         query_scale: The factor of queries by their positions; None: no factor.
+        slopes: For each head of the undivided layer, what scores fall by with each position of distance (ALiBi); empty:
+            they do not depend on distances.
         sinks: Whether each query head has a learned score that its softmax starts with.
     """
 
@@ -112,6 +114,7 @@ class AttentionSpec:
     clip: float | None = None
     gate: GateSpec | None = None
     query_scale: QueryScaleSpec | None = None
+    slopes: tuple[float, ...] = ()
     sinks: bool = False
 
     @property
