@@ -80,4 +80,21 @@ DIVISIBLE: dict[str, dict[str, Any]] = {
     },
     "olmo2": _SHAPE | {"architecture": "Olmo2ForCausalLM", "head_dim": 8},
     "cohere": _SHAPE | {"architecture": "CohereForCausalLM", "head_dim": 8, "use_qk_norm": True, "logit_scale": 0.3},
+    "falcon, groups of heads": {
+        "architecture": "FalconForCausalLM",
+        "new_decoder_architecture": True,
+        "num_kv_heads": 2,
+        "bias": True,
+        "num_attention_heads": 8,
+        "hidden_size": 64,
+        "vocab_size": 321,
+    },
+    "codegen": {
+        "architecture": "CodeGenForCausalLM",
+        "hidden_size": 64,
+        "num_attention_heads": 8,
+        "n_inner": 96,
+        "rotary_dim": 4,
+        "vocab_size": 321,
+    },
 }

@@ -8,8 +8,9 @@ import pytest
 import torch
 
 from quire.models.spec import read_spec
-from tests.checkpoints import edit_config, make_tiny
+from tests.checkpoints import make_tiny
 from tests.models.forward import logits_of, logits_of_ranks
+from tests.models_sweep.renamed import make_renamed
 from tests.models_sweep.rows import ROWS, SHAPE
 from tests.parity.oracle import Oracle
 from tests.parity.test_architectures import assert_parity
@@ -19,12 +20,18 @@ pytestmark = [pytest.mark.models, pytest.mark.parametrize("architecture", ROWS)]
 
 
 @pytest.fixture
-def checkpoint(architecture: str, tmp_path: Path) -> Path:
+def checkpoints(architecture: str, tmp_path: Path) -> tuple[Path, Path]:
+    """The architecture's checkpoint, and the one that transformers reads."""
     torch.set_num_threads(1)
-    row = SHAPE | ROWS[architecture]
-    directory = make_tiny(tmp_path, row.pop("like", architecture), **row)
-    edit_config(directory, {"architectures": [architecture]})
-    return directory
+    shape = SHAPE | ROWS[architecture]
+    if like := shape.pop("like", None):
+        return make_renamed(tmp_path, architecture, like, shape)
+    return (make_tiny(tmp_path, architecture, **shape),) * 2
+
+
+@pytest.fixture
+def checkpoint(checkpoints: tuple[Path, Path]) -> Path:
+    return checkpoints[0]
 
 
 def difference(logits: torch.Tensor, others: torch.Tensor) -> float:
@@ -38,13 +45,14 @@ def test_weights_are_counted(checkpoint: Path) -> None:
 
 
 @torch.inference_mode()
-def test_logits(checkpoint: Path) -> None:
-    theirs = Oracle(checkpoint).logits(TOKENS.tolist())
+def test_logits(checkpoints: tuple[Path, Path]) -> None:
+    checkpoint, reference = checkpoints
+    theirs = Oracle(reference).logits(TOKENS.tolist())
     assert difference(logits_of(checkpoint, TOKENS, torch.float32).double(), theirs) < 1e-4
 
 
-def test_tokens(checkpoint: Path) -> None:
-    assert_parity(checkpoint)
+def test_tokens(checkpoints: tuple[Path, Path]) -> None:
+    assert_parity(*checkpoints)
 
 
 @torch.inference_mode()

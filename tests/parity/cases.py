@@ -282,4 +282,47 @@ CASES: dict[str, dict[str, Any]] = {
             "llama_4_scaling_beta": 0.5,
         },
     },
+    "granite, factors of embeddings, sublayers, scores and logits": {
+        "architecture": "GraniteForCausalLM",
+        "embedding_multiplier": 3.0,
+        "residual_multiplier": 0.4,
+        "attention_multiplier": 0.2,
+        "logits_scaling": 3.0,
+        "rms_norm_eps": 0.05,
+    },
+    "smollm3, layers without rotation": {
+        "architecture": "SmolLM3ForCausalLM",
+        "num_hidden_layers": 3,
+        "no_rope_layers": [1, 0, 1],
+    },
+    "exaone4, norms behind attention and mlp": {
+        "architecture": "Exaone4ForCausalLM",
+        "sliding_window": 11,
+        "sliding_window_pattern": 2,
+        "num_hidden_layers": 4,
+    },
+    "falcon, two norms in parallel, queries beside their keys": {
+        "architecture": "FalconForCausalLM",
+        "new_decoder_architecture": True,
+        "num_kv_heads": 2,
+        "bias": True,
+    },
+    "phi, a head with a bias": {"architecture": "PhiForCausalLM", "hidden_size": 64},
+    "opt, positions from number 2 on, relu": {
+        "architecture": "OPTForCausalLM",
+        "ffn_dim": 60,
+        "word_embed_proj_dim": 48,
+    },
+    "nemotron, layer norms stored less one, relu squared": {
+        "architecture": "NemotronForCausalLM",
+        "hidden_size": 64,
+    },
+    "apertus, xielu": {"architecture": "ApertusForCausalLM", "dtype": "float32"},
+    "codegen, four blocks of queries, values and keys": {
+        "architecture": "CodeGenForCausalLM",
+        "hidden_size": 64,
+        "num_attention_heads": 8,
+        "rotary_dim": 4,
+    },
+    "nanochat, norms without weights, backward rotation": {"architecture": "NanoChatForCausalLM"},
 }

@@ -26,6 +26,7 @@ from quire.models.families import (
     phimoe,
     plain,
     qwen,
+    renamed,
 )
 from quire.models.families.family import Family
 
@@ -50,6 +51,7 @@ _GROUPS = (
     ministral,
     moe,
     olmo,
+    renamed,
 )
 FAMILIES: dict[str, Family] = {name: family for group in _GROUPS for name, family in group.FAMILIES.items()}
 ALIASES = {"PhiMoEForCausalLM": "PhimoeForCausalLM", "LLaMAForCausalLM": "LlamaForCausalLM"}
