@@ -48,7 +48,7 @@ endif
 
 .PHONY: test-models
 test-models: $(VENV)/.installed-dev ## Compare every architecture with transformers, and write docs/models.md
-	@$(PYTEST_PARALLEL) -m models tests/models_sweep --write-models docs/models.md $(ARGS)
+	@$(PYTEST_PARALLEL) -m models tests/models_sweep --write-models docs/models.md --write-fallback docs/fallback.md $(ARGS)
 
 .PHONY: test-gpu
 test-gpu: $(VENV)/.installed-dev ## Run the tests that need an NVIDIA GPU, and the kernels' compiled for it

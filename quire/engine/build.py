@@ -39,6 +39,7 @@ class ModelRuntimeInfo:
 
     Attributes:
         cost: What steps and preemptions cost; None if only tokens count.
+        shares_blocks: Whether sequences may share what was computed of a common beginning.
         drafts: Maximum number of draft tokens of a request in a step; None for no speculation.
     """
 
@@ -46,6 +47,7 @@ class ModelRuntimeInfo:
     cost: Roofline | None = None
     rope_length_mode: RopeLengthMode | None = None
     drafts: Callable[[SamplingParams], int] | None = None
+    shares_blocks: bool = True
 
 
 def build_model_runtime_info(config: Config, spec: ModelSpec) -> ModelRuntimeInfo:
@@ -61,6 +63,7 @@ def build_model_runtime_info(config: Config, spec: ModelSpec) -> ModelRuntimeInf
         Roofline(share, config.model.dtype, hardware, config.cache.block_size, config.kv_dtype),
         spec.rope_length_mode,
         None if speculation is None else lambda sampling: speculation.tokens,
+        shares_blocks=not spec.keeps_own_cache,
     )
 
 
@@ -116,6 +119,7 @@ def build_scheduler(
         groups=info.groups,
         policy=scheduler.scheduling_policy,
         prefix_caching=cache.enable_prefix_caching,
+        shares_blocks=info.shares_blocks,
         rope_length_mode=info.rope_length_mode,
         host_bound=partial(takes, processors) if processors else None,
         max_drafts=info.drafts,

@@ -18,7 +18,7 @@ from quire.foundation.clock import Clock, SystemClock
 from quire.foundation.config import Config
 from quire.foundation.processes import garbage
 from quire.foundation.processes.launch import PULSE_S, STOP_ENGINE, GroupEnds, LaunchConfig, SendReport, StatusReport
-from quire.models.spec import read_spec
+from quire.models.spec import spec_of
 from quire.planning.step_limits import StepLimits
 from quire.runtime.executor.executor import Executor
 from quire.runtime.executor.factory import build_executor
@@ -41,7 +41,7 @@ def main(
     port = ZmqPort(directory, launch.engine)
     executor = make_executor(config, clock, launch.group)
     device_limits = executor.start()
-    runtime_info = build_model_runtime_info(config, read_spec(config.model.model, config.model.quantization))
+    runtime_info = build_model_runtime_info(config, spec_of(config.model))
     masker = bitmask_source(config, device_limits.vocab_size)
     flight = FlightRecorder(directory, launch.engine, executor.max_in_flight, StepLimits.of(config).rows)
     adapters = load_modules(config.lora, executor.adapters, is_restart=launch.engine.epoch > 0)

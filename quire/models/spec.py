@@ -11,7 +11,10 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from quire.foundation.config.cache import element_bytes
+from quire.foundation.config.model import ModelConfig, ModelImpl
 from quire.models.config_file import ConfigFile
+from quire.models.fallback.description import Description
+from quire.models.fallback.spec import DEFAULT_MAX_MODEL_LEN, FAMILY, describe, layers_of
 from quire.models.families.family import Family
 from quire.models.families.layers import read_layers
 from quire.models.families.registry import ALIASES, FAMILIES, HEADS, TEXT_MODELS, WRAPPERS
@@ -60,6 +63,7 @@ class ModelSpec:
         groups: KV groups of a share that has some of the layers: the whole model's groups with these layers only. None:
             the layers decide.
         head: The properties of a draft head; None: this is a model, not a draft head.
+        fallback: How transformers' modules compute the model; None: Quire's own layers do.
         untied: Whether config.json ties the head to the embedding, but the files have two that differ.
         mtp_layers: The numbers of layers that predict several tokens (DeepSeek-V3, section 2.2), which are not served.
     """
@@ -90,6 +94,7 @@ class ModelSpec:
     embedding_norm: bool = False
     head_bias: bool = False
     mtp_layers: range = range(0)
+    fallback: Description | None = None
 
     @property
     def attention(self) -> AttentionSpec:
@@ -124,6 +129,8 @@ class ModelSpec:
     @property
     def num_parameters(self) -> int:
         """Number of weights; a tied embedding counts once."""
+        if self.fallback is not None:
+            return self.fallback.parameters
         h, head = self.hidden, self.head
         tables = (1 if self.tie_embeddings else 2) if self.tables is None else self.tables
         around = -(-self.vocab_size // self.tp) * (h * tables + self.head_bias)
@@ -156,22 +163,30 @@ class ModelSpec:
         layers = max(len(group.layers) for group in self.kv_groups())
         return block_size * layers * self.attention.cached_elements * element_bytes(kv_dtype, DTYPE_BYTES)
 
+    @property
+    def keeps_own_cache(self) -> bool:
+        """Whether the model keeps keys and values by itself, so that blocks only count what sequences hold."""
+        return self.fallback is not None and self.fallback.tier == "own"
+
     def kv_groups(self) -> tuple[KVCacheGroup, ...]:
         """Return the groups of layers that share a block table."""
         return kv_groups([layer.mixer for layer in self.layers]) if self.groups is None else self.groups
 
 
-def read_spec(directory: Path | str, quantization: str | None = None) -> ModelSpec:
+def read_spec(directory: Path | str, quantization: str | None = None, impl: ModelImpl = "auto") -> ModelSpec:
     """Read `directory`/config.json.
 
     Args:
         quantization: The value of --quantization; None: it was not given.
+        impl: The value of --model-impl.
 
     Raises:
         CheckpointError: The file is missing or broken, or asks for something that is not served; the message names it.
         ConfigError: --quantization is not served, or contradicts the file.
     """
     fields = ConfigFile(Path(directory) / "config.json")
+    if impl == "transformers" or (impl == "auto" and not _is_native(fields)):
+        return _fallback_spec(Path(directory), fields, quantization)
     architecture = _architecture(fields)
     is_head = architecture in HEADS
     family = (HEADS if is_head else FAMILIES)[architecture]
@@ -206,6 +221,46 @@ def read_spec(directory: Path | str, quantization: str | None = None) -> ModelSp
     if spec.quantization:
         spec = replace(spec, held=held_in(Path(directory), spec.quantization, spec.tie_embeddings, spec.mtp_layers))
     return spec
+
+
+def spec_of(model: ModelConfig) -> ModelSpec:
+    """Read the spec of a model whose settings are resolved, as `read_spec` does."""
+    return read_spec(model.model, model.quantization, model.model_impl)
+
+
+def _is_native(fields: ConfigFile) -> bool:
+    names = fields.get("architectures", [])
+    served = (*FAMILIES, *HEADS, *WRAPPERS)
+    return not isinstance(names, list) or not names or any(name in served for name in names)
+
+
+def _fallback_spec(directory: Path, fields: ConfigFile, quantization: str | None) -> ModelSpec:
+    """Return the spec of a model that transformers' modules compute."""
+    if quantization or fields.get("quantization_config") is not None:
+        raise fields.refused(
+            "quantization_config",
+            "transformers' modules serve this model, and compute dense weights only: give a checkpoint that is not "
+            "quantized, and leave --quantization out.",
+        )
+    names = fields.get("architectures", [])
+    found = describe(directory, str(names[0]) if isinstance(names, list) and names else "this model")
+    layers = layers_of(found)
+    return ModelSpec(
+        architecture=found.architecture,
+        family=FAMILY,
+        vocab_size=found.vocab_size,
+        hidden=found.hidden,
+        layers=layers,
+        norm=replace(layers[0].norms, number=1),
+        learned_positions=False,
+        tie_embeddings=found.tied,
+        dtype=fields.dtype(tuple(DTYPE_BYTES)),
+        max_model_len=found.max_model_len or DEFAULT_MAX_MODEL_LEN,
+        bos_id=found.bos_id,
+        eos_ids=found.eos_ids,
+        logit_cap=None,
+        fallback=found,
+    )
 
 
 def on_a_gpu(spec: ModelSpec) -> ModelSpec:

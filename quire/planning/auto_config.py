@@ -21,6 +21,7 @@ from quire.models.weights.config_overrides import overridden
 from quire.models.weights.hub import GgufChoice
 from quire.planning import ranks
 from quire.planning.draft_model import with_draft_model
+from quire.planning.fallback import check_fallback, fallback_lines, for_fallback
 from quire.planning.footprint import GIB, format_bytes
 from quire.planning.kv_cache_plan import KVCachePlan
 from quire.planning.machine import Gpu, Machine, this_machine
@@ -62,7 +63,7 @@ def resolve(config: Config, machine: Machine | None = None, *, replicas: bool = 
     model = config.model
     name = model.model
     directory, tokenizer = _resolve_directories(config)
-    spec = read_spec(directory, model.quantization)
+    spec = read_spec(directory, model.quantization, model.model_impl)
     if spec.head is not None:
         raise ConfigError(
             f'{name} is a head of EAGLE-3, no model: give it in --speculative-config with "method": "eagle3", and the '
@@ -70,6 +71,8 @@ def resolve(config: Config, machine: Machine | None = None, *, replicas: bool = 
             param="model",
         )
     _check_load_format(config.load.load_format, name, spec, directory)
+    check_fallback(config, spec)
+    config = for_fallback(config, spec)
     device, device_line = _resolve_device(config, machine)
     if device.device == "cuda":
         spec = on_a_gpu(spec)
@@ -102,6 +105,7 @@ def resolve(config: Config, machine: Machine | None = None, *, replicas: bool = 
     plan = ranks.plan_for_all(config, spec, replace(machine, memory_bytes=own_memory), mesh)
     reasons = (
         f"model       {name} ({spec.architecture}, {spec.num_parameters / 1e6:,.1f}M parameters) from {directory}",
+        *fallback_lines(config, spec),
         device_line,
         f"dtype       {dtype}: {dtype_reason}",
         *_head_lines(spec),

@@ -13,6 +13,7 @@ from quire.foundation.config import CacheConfig, Config
 from quire.foundation.config.cache import UTILIZATION
 from quire.models.spec import ModelSpec
 from quire.planning.draft_model import draft_bytes
+from quire.planning.fallback import sequence_bytes
 from quire.planning.footprint import Footprint, adapter_bytes, cpu_activation_bytes, format_bytes, gpu_activation_bytes
 from quire.planning.machine import Gpu, Machine
 from quire.planning.step_limits import StepLimits, length_limit
@@ -192,9 +193,10 @@ def weight_bytes(config: Config, spec: ModelSpec) -> int:
 def activation_bytes(config: Config, spec: ModelSpec, limits: StepLimits, own_kernels: bool = True) -> int:
     """Bytes that the largest step holds on the device that the settings name."""
     dtype, block_size = config.model.dtype, config.cache.block_size
+    own = sequence_bytes(config, spec)
     if config.device.device == "cuda":
-        return gpu_activation_bytes(spec, dtype, block_size, limits)
-    return cpu_activation_bytes(spec, dtype, block_size, limits, own_kernels)
+        return own + gpu_activation_bytes(spec, dtype, block_size, limits)
+    return own + cpu_activation_bytes(spec, dtype, block_size, limits, own_kernels)
 
 
 def memory_share(cache: CacheConfig) -> float:

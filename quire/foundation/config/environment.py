@@ -253,6 +253,11 @@ def overrides_cache() -> Path:
     return _user_cache() / "quire" / "overrides"
 
 
+def fallback_cache() -> Path:
+    """The directory for descriptions of models that transformers computes."""
+    return _user_cache() / "quire" / "transformers"
+
+
 def _user_cache() -> Path:
     return Path(os.environ.get("XDG_CACHE_HOME") or Path(os.path.expanduser("~")) / ".cache")
 

@@ -11,6 +11,8 @@ ModelDtype = Literal["auto", "bfloat16", "float", "float16", "float32", "half"]
 """As --dtype says it."""
 LoadFormat = Literal["auto", "safetensors", "gguf", "bitsandbytes", "dummy"]
 """As --load-format says it."""
+ModelImpl = Literal["auto", "quire", "transformers", "vllm"]
+"""As --model-impl says it."""
 BUILTIN_MODEL = "quill"
 """The model that ships with the package, and the default."""
 
@@ -36,6 +38,9 @@ class ModelConfig:
     """How weights are quantized. fp8 and bitsandbytes (4 bits) quantize a dense checkpoint at the start. Else it is the
     checkpoint's own method, which need not be given: awq, bitsandbytes, compressed-tensors, fp8, gguf, gptq, modelopt,
     mxfp4 or quark."""
+    model_impl: ModelImpl = "auto"
+    """What computes the model: quire: Quire's own layers; transformers: transformers' modules, which serve more
+    architectures, slower. auto: Quire's layers if they serve the architecture, else transformers. vllm is quire."""
     max_model_len: int | Literal["auto"] | None = None
     """Longest sequence, prompt and output together, in tokens. auto (or -1): the longest that fits into the KV cache.
     Default: the model's own limit."""

@@ -92,7 +92,6 @@ VLLM_SETTINGS: dict[str, VllmSetting] = {
     ),
     **_group("blocks are named by sha256", prefix_caching_hash_algo=("sha256", "sha256_cbor")),
     **_group("the weights' format is seen from their files", config_format=("auto", "hf")),
-    **_group("every model runs on Quire's own code", model_impl=("auto", "vllm")),
     **_hints("adapters never extend the vocabulary", "lora_extra_vocab_size"),
     **_hints("the engine has one generation", "use_v2_block_manager"),
     **_hints("there is no limit below --max-model-len", "max_seq_len_to_capture", "max_context_len_to_capture"),

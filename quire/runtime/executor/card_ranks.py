@@ -12,7 +12,7 @@ from quire.compute.collectives.collectives import Collectives, OneRank
 from quire.compute.collectives.delta import NO_LINKS, StageLinks
 from quire.compute.mesh import Mesh
 from quire.foundation.config import Config
-from quire.models.spec import read_spec
+from quire.models.spec import spec_of
 from quire.planning.step_limits import StepLimits
 from quire.runtime.worker.graph_shapes import MAX_ROWS
 from quire.runtime.worker.kv_tensors import DENSE
@@ -49,6 +49,6 @@ def reach_ranks(config: Config, mesh: Mesh, device: torch.device, exchange: Exch
 
 def stream_size(config: Config, mesh: Mesh) -> StreamSize:
     """The largest stream of these settings; graphs may pad a step to more rows than the engine has."""
-    limits, hidden = StepLimits.of(config), read_spec(config.model.model, config.model.quantization).hidden
+    limits, hidden = StepLimits.of(config), spec_of(config.model).hidden
     tokens = max(limits.tokens, limits.rows, MAX_ROWS)
     return StreamSize(tokens, hidden, DENSE[config.model.dtype], limits.rows + 1, max_in_flight(mesh.pp))

@@ -26,7 +26,7 @@ from quire.foundation.config import Config
 from quire.foundation.messages.workers import Plan, Result, TokenBitmasks
 from quire.foundation.processes.launch import GroupEnds, RankLaunch, StageEnds
 from quire.foundation.processes.shared_memory import SharedMemory
-from quire.models.spec import read_spec
+from quire.models.spec import spec_of
 from quire.runtime.executor.message_ring import MessageReader, MessageWriter
 from quire.runtime.executor.rank_links import max_unread, open_reader, open_writer
 from quire.runtime.executor.rank_messages import Bitmasks, LoadAdapter, StepDone, Stop, ToRanks, fingerprint
@@ -41,7 +41,7 @@ if TYPE_CHECKING:
 def run(config: Config, mesh: Mesh, own: RankLaunch, channel: EngineChannel, imported: float) -> None:
     """Load a part of the model, then run plans until Stop; `imported`: the seconds that importing this module took."""
     clock = SystemClock()
-    spec = read_spec(config.model.model, config.model.quantization)
+    spec = spec_of(config.model)
     memory = SharedMemory(memory_bytes(mesh, spec.vocab_size), own.memory_fd)
     began = clock.now()
     ranks = shared_memory_collectives(memory, mesh, spec.vocab_size, spins=own.spins, patience_s=own.patience_s)

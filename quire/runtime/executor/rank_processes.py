@@ -27,7 +27,7 @@ from quire.foundation.processes.child_main import raise_reported_failure
 from quire.foundation.processes.child_process import ChildProcess, process_state
 from quire.foundation.processes.launch import GroupEnds, LaunchConfig, RankLaunch
 from quire.foundation.processes.shared_memory import SharedMemory
-from quire.models.spec import read_spec
+from quire.models.spec import spec_of
 from quire.planning.step_limits import StepLimits
 from quire.runtime.executor.message_ring import RingWriter, ring_bytes
 from quire.runtime.executor.nodes.connection import whole_messages
@@ -80,7 +80,7 @@ class RankProcesses:
         self._here = range(self.number) if crossings is None else crossings.ranks
         self._sharing = len(self._here) * config.parallel.data_parallel_size  # ranks of all engines, on one machine
         self._patience_s = float(config.parallel.distributed_timeout_seconds or PATIENCE_S)
-        spec = read_spec(config.model.model, config.model.quantization)
+        spec = spec_of(config.model)
         size = memory_bytes(self._mesh, spec.vocab_size)
         self._memories = [SharedMemory(size) for _ in self._here[:: self._mesh.tp]]  # a stage's ranks share one
         self._words = [memoryview(memory.view).cast("I") for memory in self._memories]

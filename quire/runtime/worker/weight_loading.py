@@ -83,7 +83,8 @@ def open_checkpoint(config: Config, spec: ModelSpec, specs: list[WeightSpec]) ->
         CheckpointError: The checkpoint does not fit the model.
     """
     checkpoint = _open(config, spec, specs)
-    check_weights(checkpoint, specs, spec.architecture)
+    if spec.fallback is None:  # else transformers converts names, and compares them
+        check_weights(checkpoint, specs, spec.architecture)
     return checkpoint
 
 
@@ -123,6 +124,8 @@ def _open(config: Config, spec: ModelSpec, specs: list[WeightSpec], *, fusion: b
     if spec.head is not None:
         return head_part(SafetensorsCheckpoint(directory), fusion)
     files = SafetensorsCheckpoint(directory)
+    if spec.fallback is not None:
+        return files
     _log_other_parts(files, spec.mtp_layers)
     modules = spec.family.modules
     return with_standard_names(

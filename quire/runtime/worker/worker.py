@@ -28,7 +28,7 @@ from quire.models.lora.loader import DeviceAdapterLoader
 from quire.models.lora.updates import AdapterMemory
 from quire.models.model import Stage, build_model
 from quire.models.rank_share import rank_share
-from quire.models.spec import ModelSpec, read_spec
+from quire.models.spec import ModelSpec, spec_of
 from quire.planning.draft_model import draft_model_bytes
 from quire.planning.kv_cache_plan import MeasuredMemory, NumBlocks, plan_kv_cache
 from quire.runtime.worker.host_memory import trim_heap
@@ -160,7 +160,7 @@ class Worker:
         """Build the model and read its weights, while kernels are compiled."""
         if self._device.type == "cuda":
             gpu_memory.use_expandable_segments(self._device)
-        spec = read_spec(self._config.model.model, self._config.model.quantization)
+        spec = spec_of(self._config.model)
         options = self._parts.options
         packed_weights = packed_weights_for(self._config, spec, self._device, self._mesh)
         updates = self._parts.updates()
@@ -177,12 +177,15 @@ class Worker:
         self._kv_scales = new_kv_scales(share, self._config.kv_dtype, self._device)
         gemm_warmup = self._start_gemm_warmup(spec, factory) if self._device.type == "cuda" else None
         kernels_known = False
-        if self._precompiler is not None:
+        if self._precompiler is not None and spec.fallback is None:
             with self._stage("rehearsal"):
                 kernels_known = self._warm_up_compilation(spec)
         with self._stage("weights"):
             load_weights(self._config, share, spec, factory, self._clock)
             trim_heap()
+        if spec.fallback is not None:
+            with self._stage("load_check"):
+                self._parts.check_fallback(share, model, factory)
         if updates is not None:
             self.adapters = self._parts.adapter_loader(updates, spec, factory)
         if self._kv_scales is not None:
@@ -223,8 +226,8 @@ class Worker:
                 if states is not None:
                     self._transfer = JoinedTransfer(self._transfer, block_transfer(states.blocks, blocks.host))
             self._runner = self._build_runner(loaded, kv_cache, self._transfer)
-            if states is not None and self._device.type == "cuda":
-                # No compile warm-up has launched those that fuse states.
+            if (states is not None or loaded.spec.fallback is not None) and self._device.type == "cuda":
+                # No compile warm-up has launched those that fuse states, or transformers' modules.
                 launch_all_kernels(self._runner, self._parts.limits)
 
     def capture_graphs(self, loaded: LoadedModel) -> None:

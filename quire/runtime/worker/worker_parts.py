@@ -4,24 +4,26 @@ the order in which a worker starts."""
 from __future__ import annotations
 
 from concurrent.futures import Future
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 
 import torch
 from torch import Tensor
 
+from quire.compute.attention.backend import AttentionBackend
 from quire.compute.attention.selector import attention_backend
 from quire.compute.mesh import Mesh
 from quire.errors import ConfigError
 from quire.foundation.config import Config
 from quire.logits_processors import load_processors
+from quire.models.fallback.rows_only import RowsOnly
 from quire.models.layers.factory import LayerFactory
 from quire.models.layers.layer import weight_specs_of
 from quire.models.lora.files import read_adapter
 from quire.models.lora.loader import DeviceAdapterLoader
 from quire.models.lora.sources import AdapterSources
 from quire.models.lora.updates import AdapterMemory, HostAdapter, LowRankUpdates
-from quire.models.model import Model
+from quire.models.model import Model, Stage
 from quire.models.spec import ModelSpec
 from quire.models.weights.hub import HubAccess
 from quire.models.weights.tensor_options import TensorOptions
@@ -86,6 +88,9 @@ class WorkerParts:
     def kv_cache(self, spec: ModelSpec, num_blocks: int) -> Tensor:
         """Allocate a KV cache of `num_blocks` blocks and the dummy block."""
         dtype = ELEMENTS[self._config.kv_dtype]
+        if spec.keeps_own_cache:  # blocks only count what sequences keep
+            mixer = replace(spec.attention, kv_heads=1, head_dim=1)
+            spec = replace(spec, layers=tuple(replace(layer, mixer=mixer) for layer in spec.layers))
         return allocate_kv_cache(spec, num_blocks, self._config.cache.block_size, dtype, self._device)
 
     def allocate_states(self, loaded: LoadedModel, num_blocks: int) -> StateRows | None:
@@ -143,19 +148,9 @@ class WorkerParts:
         if followed is not None:
             tokens = DeviceTokens(loaded.slots, followed, is_head=spec.head is not None)
             depth = steps_in_flight(followed.drafts.shape[1])
-        kv = kv_view(kv_cache, spec, kv_scales)
-        rows = max(limits.rows, MAX_SHORT_TOKENS)  # a short step's tokens are rows of attention
         return StartingRunner(
             loaded.model,
-            attention_backend(
-                kv,
-                spec.attention.heads,
-                rows,
-                limits.tokens,
-                limits.length,
-                self.options.dtype,
-                has_slopes=bool(spec.attention.slopes),
-            ),
+            self.attention(kv_cache, spec, kv_scales),
             transfer,
             loaded.slots,
             limits,
@@ -169,6 +164,34 @@ class WorkerParts:
             device_tokens=tokens,
             in_flight=depth,
         )
+
+    def attention(self, kv_cache: Tensor, spec: ModelSpec, kv_scales: Tensor | None) -> AttentionBackend:
+        """Make the attention backend over a KV cache. `kv_scales` are the scales of a quantized one."""
+        if spec.keeps_own_cache:
+            return RowsOnly(self._config.cache.block_size)
+        kv, limits = kv_view(kv_cache, spec, kv_scales), self.limits
+        rows = max(limits.rows, MAX_SHORT_TOKENS)  # a short step's tokens are rows of attention
+        return attention_backend(
+            kv,
+            spec.attention.heads,
+            rows,
+            limits.tokens,
+            limits.length,
+            self.options.dtype,
+            has_slopes=bool(spec.attention.slopes),
+        )
+
+    def check_fallback(self, spec: ModelSpec, model: Stage, factory: LayerFactory) -> None:
+        """Compare a model that transformers' modules compute with its own attention, before it serves.
+
+        Raises:
+            CheckpointError: They differ.
+        """
+        from quire.models.fallback.load_check import check, num_blocks  # imports transformers
+
+        block_size = self._config.cache.block_size
+        attention = self.attention(self.kv_cache(spec, num_blocks(spec, block_size)), spec, None)
+        check(model, factory.layers, attention, spec, block_size, self._device)
 
     def _synthetic_acceptance(self, spec: ModelSpec) -> SyntheticAcceptance | None:
         """Return what replaces the model in accepting drafts, in benchmarks; None in normal use."""

@@ -91,6 +91,7 @@ class Scheduler:
         groups: Sequence[KVCacheGroup] = FULL_ATTENTION,
         policy: Policy = "fcfs",
         prefix_caching: bool = True,
+        shares_blocks: bool = True,
         rope_length_mode: RopeLengthMode | None = None,
         host_bound: Callable[[SamplingParams], bool] | None = None,
         max_drafts: Callable[[SamplingParams], int] | None = None,
@@ -115,7 +116,8 @@ class Scheduler:
         self._request_table = RequestTable(max_num_seqs, policy)
         self._waiting, self._running = self._request_table.waiting, self._request_table.running
         self._deadlines = Deadlines(self._request_table)
-        self._prefix_cacher = PrefixCacher(prefix_caching)
+        self._prefix_cacher = PrefixCacher(prefix_caching and shares_blocks)
+        self._shares_blocks = shares_blocks
         self._rope_lengths = RopeLengths(rope_length_mode, self._lengths, max_drafts, masked_drafts=masked_drafts)
         self._admission = Admission(
             pool, len(groups), self._lengths, self._request_table, budget, preemption, policy, self._prefix_cacher,
@@ -204,7 +206,8 @@ class Scheduler:
         Args:
             ids: Its tokens as int64 bytes, if the caller has them.
         """
-        parent = None if message.fork_of is None else self._request_table.get(message.fork_of)
+        forks = message.fork_of is not None and self._shares_blocks
+        parent = self._request_table.get(message.fork_of) if forks else None
         table = BlockTable(self.pool, self._groups)
         if parent is None:
             adapter = message.adapter.digest if message.adapter else ""

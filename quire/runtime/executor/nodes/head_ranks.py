@@ -19,7 +19,7 @@ from quire.errors import EngineDeadError
 from quire.foundation.clock import Clock
 from quire.foundation.config import Config, ServerConfig, environment
 from quire.foundation.processes.launch import GroupEnds
-from quire.models.spec import read_spec
+from quire.models.spec import spec_of
 from quire.runtime.executor.nodes.gate import Gate
 from quire.runtime.executor.nodes.link_setup import LinkSetup
 from quire.runtime.executor.nodes.node_messages import End, ForRanks, Launch
@@ -143,7 +143,7 @@ def ranks_with_links(config: Config, clock: Clock, sockets: dict[Link, socket.so
     """Start a node's ranks with their links, which only the ranks have from then on."""
     parallel = config.parallel
     mesh, nodes = mesh_of(parallel), parallel.nodes
-    spec = read_spec(config.model.model, config.model.quantization)
+    spec = spec_of(config.model)
     crossings = Crossings(
         ranks_of(parallel.node_rank, mesh, nodes),
         nodes,
