@@ -288,6 +288,10 @@ def test_what_does_not_serve_is_refused_before_anything_runs(stage: Stage, tmp_p
     stage.check(random_prompts(6, [10]), ["all"], 4)
 
 
+GROUPED: dict[str, Any] = {"new_decoder_architecture": True, "num_kv_heads": 2, "bias": True}
+"""Queries that lie beside their keys and values in one projection."""
+
+
 @pytest.mark.parametrize(
     ("architecture", "config", "modules"),
     [
@@ -295,6 +299,7 @@ def test_what_does_not_serve_is_refused_before_anything_runs(stage: Stage, tmp_p
         ("Phi3ForCausalLM", {}, ("qkv_proj", "o_proj", "gate_up_proj", "down_proj")),
         ("Qwen3ForCausalLM", {"head_dim": 16}, ALL),
         ("Gemma2ForCausalLM", {"head_dim": 16}, ALL),
+        ("FalconForCausalLM", GROUPED, ("query_key_value", "dense", "dense_h_to_4h")),
     ],
 )
 def test_other_families(tmp_path: Path, architecture: str, config: dict[str, Any], modules: tuple[str, ...]) -> None:
