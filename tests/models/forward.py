@@ -72,6 +72,7 @@ def _logits(
             left_out=spec.mtp_layers,
             expert=spec.family.modules.expert,
             transposed_experts=spec.family.modules.transposed_experts,
+            others=spec.family.modules.others,
             older=spec.family.modules.older,
         )
     )

@@ -26,6 +26,7 @@ from tests.models.forward import logits_of
 from tests.models_sweep.rows import ROWS, SHAPE
 
 EXPERTS = {"num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts"}
+MIXTURES = [name for name, row in ROWS.items() if row.keys() & EXPERTS]
 TOKENS = torch.arange(3, 40)
 GLM: dict[str, Any] = TINY | {
     "architectures": ["Glm4MoeForCausalLM"],
@@ -136,7 +137,26 @@ def test_layers_that_predict_several_tokens_are_left_out_and_named(
         logits_of(directory, TOKENS, torch.float32)
 
 
-@pytest.mark.parametrize("architecture", [name for name, row in ROWS.items() if row.keys() & EXPERTS])
+@pytest.mark.parametrize("architecture", MIXTURES)
+def test_names_and_stacks_that_transformers_has_in_memory_are_read(architecture: str, tmp_path: Path) -> None:
+    """As tools save them that do not know what published checkpoints have."""
+    import transformers
+
+    torch.set_num_threads(1)
+    row = SHAPE | ROWS[architecture] | {"architecture": architecture}
+    directory = make_tiny(tmp_path, **row)
+    edit_config(directory, {"architectures": [architecture]})
+    expected = logits_of(directory, TOKENS, torch.float32)
+    model = getattr(transformers, architecture).from_pretrained(directory, dtype=torch.float32)
+    file = directory / "model.safetensors"
+    tied = {"lm_head.weight"} if model.config.tie_word_embeddings else set()
+    state = {name: value.contiguous() for name, value in model.state_dict().items() if name not in tied}
+    assert any(name.endswith("experts.gate_up_proj") for name in state)
+    save_file(state, file, {"format": "pt"})
+    assert torch.equal(logits_of(directory, TOKENS, torch.float32), expected)
+
+
+@pytest.mark.parametrize("architecture", MIXTURES)
 def test_experts_are_quantized_and_routers_are_not(architecture: str, tmp_path: Path) -> None:
     row = SHAPE | ROWS[architecture] | {"architecture": architecture}
     directory = make_tiny(tmp_path, **row)

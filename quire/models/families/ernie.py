@@ -29,7 +29,10 @@ FAMILIES: dict[str, Family] = {
         names=_BIASES, defaults=_DEFAULTS | {"num_key_value_heads": 2}, read_layer=interleaved
     ),
     "Ernie4_5_MoeForCausalLM": Family(
-        modules=ModuleNames(correction="mlp.moe_statics.e_score_correction_bias"),
+        modules=ModuleNames(
+            correction="mlp.moe_statics.e_score_correction_bias",
+            others=((".mlp.gate.moe_statics.", ".mlp.moe_statics."),),
+        ),
         only={"use_bias": (False,)},  # its head has a bias then, even if it is the embedding
         names={
             "num_experts": "moe_num_experts",

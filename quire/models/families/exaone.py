@@ -27,7 +27,7 @@ FAMILIES: dict[str, Family] = {
         read_layer=rotated_in_windows,
     ),
     "ExaoneMoeForCausalLM": Family(
-        modules=ModuleNames(correction="mlp.e_score_correction_bias"),
+        modules=ModuleNames(correction="mlp.e_score_correction_bias", others=((".mlp.gate.e_score", ".mlp.e_score"),)),
         windows="by type",
         mixer={"qk_norm": QKNormSpec(), "qkv_bias": False, "out_bias": False},
         mlp={"bias": False},

@@ -47,6 +47,8 @@ class ModuleNames:
         shared_gate: The projection whose σ multiplies the shared expert's output.
         transposed: Whether projections are stored as [in, out].
         transposed_experts: Whether experts that are stored as one tensor are [experts, in, out].
+        others: Parts of names that transformers gives modules in memory, and what the names above have in their place.
+            Checkpoints that other tools save have these.
         older: Beginnings of names in some checkpoints, each with what it stands for.
     """
 
@@ -75,6 +77,7 @@ class ModuleNames:
     shared_gate: str = "mlp.shared_expert_gate"
     transposed: bool = False
     transposed_experts: bool = False
+    others: tuple[tuple[str, str], ...] = ()
     older: tuple[tuple[str, str], ...] = ()
 
 

@@ -22,7 +22,10 @@ FAMILIES: dict[str, Family] = {
     "MixtralForCausalLM": Family(
         windows="all",
         modules=ModuleNames(
-            router="block_sparse_moe.gate", experts="block_sparse_moe.experts", expert=("w1", "w3", "w2")
+            router="block_sparse_moe.gate",
+            experts="block_sparse_moe.experts",
+            expert=("w1", "w3", "w2"),
+            others=((".mlp.", ".block_sparse_moe."),),
         ),
         defaults={
             "num_experts": 8,

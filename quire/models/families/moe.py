@@ -83,6 +83,11 @@ FAMILIES: dict[str, Family] = {
             correction="mlp.expert_bias",
             shared_up=("mlp.shared_mlp.gate_proj", "mlp.shared_mlp.up_proj"),
             shared_down="mlp.shared_mlp.down_proj",
+            others=(
+                (".mlp.gate.weight", ".mlp.router.gate.weight"),
+                (".mlp.e_score_correction_bias", ".mlp.expert_bias"),
+                (".mlp.shared_experts.", ".mlp.shared_mlp."),
+            ),
         ),
         names={"routed_scaling_factor": "router_scaling_factor"},
         defaults={
@@ -107,6 +112,7 @@ FAMILIES: dict[str, Family] = {
             correction="block_sparse_moe.e_score_correction_bias",
             experts="block_sparse_moe.experts",
             expert=("w1", "w3", "w2"),
+            others=((".mlp.", ".block_sparse_moe."),),
         ),
         defaults={
             "head_dim": 128,

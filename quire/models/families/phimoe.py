@@ -41,7 +41,10 @@ FAMILIES: dict[str, Family] = {
         windows="all",
         norms={"kind": "layer", "bias": True},
         modules=ModuleNames(
-            router="block_sparse_moe.gate", experts="block_sparse_moe.experts", expert=("w1", "w3", "w2")
+            router="block_sparse_moe.gate",
+            experts="block_sparse_moe.experts",
+            expert=("w1", "w3", "w2"),
+            others=((".mlp.router.", ".block_sparse_moe.gate."), (".mlp.", ".block_sparse_moe.")),
         ),
         defaults={
             "num_key_value_heads": 8,

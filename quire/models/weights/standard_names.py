@@ -42,6 +42,7 @@ def with_standard_names(
     expert: tuple[str, str, str] = ("gate_proj", "up_proj", "down_proj"),
     transposed_experts: bool = False,
     older: Sequence[tuple[str, str]] = (),
+    others: Sequence[tuple[str, str]] = (),
 ) -> Checkpoint:
     """The checkpoint under the names that models use, whichever of the published customs its files follow.
 
@@ -51,6 +52,7 @@ def with_standard_names(
         left_out: The numbers of layers that no model reads.
         expert: The model's names of gate, up and down of one expert.
         transposed_experts: Whether experts that are stacked are stored as [in, out].
+        others: Parts of other names, and the model's in their place.
         older: Beginnings of names in some files, each with what it stands for.
     """
     for begin, standard in older:
@@ -60,7 +62,7 @@ def with_standard_names(
             checkpoint = Renamed(checkpoint, renamed)
     names = checkpoint.contents()
     texts = {
-        _renamed(text): name
+        _renamed(text, others): name
         for name in names
         if (text := text_name(name)) is not None and not is_of_layer(text, left_out)
     }
@@ -78,9 +80,11 @@ def with_standard_names(
     return unstacked(checkpoint, expert, transposed=transposed_experts)
 
 
-def _renamed(name: str) -> str:
-    for old, new in _RENAMED:
-        name = old.sub(new, name)
+def _renamed(name: str, others: Sequence[tuple[str, str]]) -> str:
+    for pattern, new in _RENAMED:
+        name = pattern.sub(new, name)
+    for old, new in others:
+        name = name.replace(old, new)
     return name
 
 

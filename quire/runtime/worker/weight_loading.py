@@ -134,6 +134,7 @@ def _open(config: Config, spec: ModelSpec, specs: list[WeightSpec], *, fusion: b
         left_out=spec.mtp_layers,
         expert=modules.expert,
         transposed_experts=modules.transposed_experts,
+        others=modules.others,
         older=modules.older,
     )
 
