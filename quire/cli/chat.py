@@ -8,7 +8,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Generator, Iterator, Sequence
 from contextlib import closing, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Annotated, Any
 
 import msgspec
@@ -20,109 +20,170 @@ from quire.foundation.config import environment
 from quire.foundation.http_client.http1 import ConnectError, HttpError
 from quire.foundation.http_client.pool import BlockingClient
 
-CHAT_DESCRIPTION = "Chat with a running server. Ctrl-C stops an answer; Ctrl-D leaves."
+CHAT_DESCRIPTION = "Chat with a running server. Ctrl-C stops an answer; /help lists commands; Ctrl-D leaves."
 COMPLETE_DESCRIPTION = "Let a running server go on with a text. Ctrl-C stops it; Ctrl-D leaves."
-Messages = list[dict[str, str]]
+COMMANDS = {
+    "/clear": "forget the conversation",
+    "/system": "with a text: what the model is told first; without: nothing",
+    "/help": "show these commands",
+}
 CONNECT_S = 10.0
 PROMPT = "> "
 _CONTROLS = dict.fromkeys(code for code in [*range(32), *range(127, 160)] if chr(code) not in "\n\t")
 
 
 @dataclass(frozen=True)
-class ChatOptions:
-    """Which server and model to chat with."""
+class ServerAddress:
+    """The server and its model. The flags are those of `quire bench serve`, and vLLM's."""
 
-    url: str = "http://localhost:8000/v1"
-    """Address of the server's OpenAI API."""
-    model_name: str | None = None
+    base_url: Annotated[str | None, tyro.conf.arg(aliases=["--url"], metavar="URL")] = None
+    """Address of the server, with or without /v1. Default: http://HOST:PORT."""
+    host: str = "localhost"
+    """Host of the server, where --base-url is not given."""
+    port: int = 8000
+    """Port of the server, where --base-url is not given."""
+    model_name: Annotated[str | None, tyro.conf.arg(aliases=["--model"], metavar="NAME")] = None
     """Name of the model. Default: the first one that the server serves."""
     api_key: str | None = None
     """API key, if the server asks for one. Default: the variable QUIRE_API_KEY."""
+
+    def connect(self) -> RemoteServer:
+        """The server. Raises ConfigError if the address or the key cannot be used."""
+        host = f"[{self.host}]" if ":" in self.host else self.host
+        return RemoteServer(self.base_url or f"http://{host}:{self.port}", self.api_key)
+
+
+@dataclass(frozen=True)
+class SamplingOptions:
+    """How answers are sampled."""
+
+    temperature: float | None = None
+    """0 always takes the likeliest token. Default: the model's."""
+    max_tokens: int | None = None
+    """Longest answer, in tokens. Default: all that the context leaves; 128 to complete a text."""
+
+    def body(self) -> dict[str, Any]:
+        """The fields of a request."""
+        asked = {"temperature": self.temperature, "max_tokens": self.max_tokens}
+        return {name: value for name, value in asked.items() if value is not None}
+
+
+@dataclass(frozen=True)
+class ChatOptions:
+    """Which server and model to chat with."""
+
     system_prompt: str | None = None
     """What the model is told before the conversation."""
     quick: Annotated[str | None, tyro.conf.arg(aliases=["-q"], metavar="TEXT")] = None
     """Send this one message, print the answer and leave."""
+    server: ServerAddress = field(default_factory=ServerAddress)
+    sampling: SamplingOptions = field(default_factory=SamplingOptions)
+
+
+class Conversation:
+    """A conversation with a model of a server."""
+
+    def __init__(self, server: RemoteServer, body: dict[str, Any], system_prompt: str | None) -> None:
+        self._server = server
+        self._body = body
+        self._system = system_prompt
+        self._turns: list[dict[str, str]] = []
+
+    def enter(self, line: str) -> None:
+        """Do what a line asks for: a command, or a question."""
+        command, _, text = line.partition(" ")
+        if command not in COMMANDS:
+            self._ask(line)
+        elif command == "/clear":
+            self._turns.clear()
+        elif command == "/system":
+            self._system = text.strip() or None
+        else:
+            print("\n".join(f"{name:<8} {what}" for name, what in COMMANDS.items()))
+
+    def answer(self, question: str) -> str:
+        """Print the answer to a question while it comes. Returns its text, up to its end or Ctrl-C."""
+        system = [] if self._system is None else [{"role": "system", "content": self._system}]
+        messages = [*system, *self._turns, {"role": "user", "content": question}]
+        texts: list[str] = []
+        with closing(self._server.stream("/chat/completions", {**self._body, "messages": messages})) as choices:
+            with suppress(KeyboardInterrupt):
+                for choice in choices:
+                    text = choice["delta"].get("content") or ""
+                    texts.append(text)
+                    print(printable(text), end="", flush=True)
+            print()
+        return "".join(texts)
+
+    def _ask(self, question: str) -> None:
+        """Print the answer to a question, and keep both. A question that failed does not stay in the conversation."""
+        try:
+            answer = self.answer(question)
+        except QuireError as error:
+            print(f"quire: error: {error.message}", file=sys.stderr)
+            return
+        self._turns += [{"role": "user", "content": question}, {"role": "assistant", "content": answer}]
 
 
 def chat(arguments: Sequence[str]) -> int:
     """Chat until the user leaves; returns the exit code. Raises QuireError if the server is not there, or refuses."""
     options = parse(ChatOptions, arguments, "quire chat", CHAT_DESCRIPTION)
-    with RemoteServer(options.url, options.api_key) as server:
-        model = options.model_name or server.model()
-        messages: Messages = []
-        if options.system_prompt is not None:
-            messages.append({"role": "system", "content": options.system_prompt})
+    _check_quick(options.quick)
+    with options.server.connect() as server:
+        model = options.server.model_name or server.model()
+        conversation = Conversation(server, {"model": model, **options.sampling.body()}, options.system_prompt)
         if options.quick is not None:
-            _answer(server, model, [*messages, {"role": "user", "content": options.quick}])
+            conversation.answer(options.quick)
             return 0
         if is_typed():
-            print(f"Chatting with {printable(model)}. Ctrl-C stops an answer; Ctrl-D leaves.")
+            print(
+                f"Chatting with {printable(model)}. Ctrl-C stops an answer; /clear forgets the conversation; /help; "
+                "Ctrl-D leaves."
+            )
         for line in map(str.strip, typed_lines()):
             if line:
-                _turn(server, model, messages, line)
+                conversation.enter(line)
     return 0
-
-
-def _turn(server: RemoteServer, model: str, messages: Messages, line: str) -> None:
-    """Ask one question and print the answer. A question that failed does not stay in the conversation."""
-    messages.append({"role": "user", "content": line})
-    try:
-        messages.append({"role": "assistant", "content": _answer(server, model, messages)})
-    except QuireError as error:
-        print(f"quire: error: {error.message}", file=sys.stderr)
-        messages.pop()
-
-
-def _answer(server: RemoteServer, model: str, messages: Messages) -> str:
-    """Print an answer while it comes. Returns its text, up to its end or Ctrl-C."""
-    texts: list[str] = []
-    with closing(server.stream("/chat/completions", {"model": model, "messages": messages})) as choices:
-        with suppress(KeyboardInterrupt):
-            for choice in choices:
-                text = choice["delta"].get("content") or ""
-                texts.append(text)
-                print(printable(text), end="", flush=True)
-        print()
-    return "".join(texts)
 
 
 @dataclass(frozen=True)
 class CompleteOptions:
     """Which server and model to ask, and for how much."""
 
-    url: str = "http://localhost:8000/v1"
-    """Address of the server's OpenAI API."""
-    model_name: str | None = None
-    """Name of the model. Default: the first one that the server serves."""
-    api_key: str | None = None
-    """API key, if the server asks for one. Default: the variable QUIRE_API_KEY."""
-    max_tokens: int = 128
-    """Longest completion, in tokens."""
     quick: Annotated[str | None, tyro.conf.arg(aliases=["-q"], metavar="TEXT")] = None
     """Complete this one text and leave."""
+    server: ServerAddress = field(default_factory=ServerAddress)
+    sampling: SamplingOptions = field(default_factory=SamplingOptions)
 
 
 def complete(arguments: Sequence[str]) -> int:
     """Complete texts until the user leaves; returns the exit code. Raises QuireError if the server is gone or
     refuses."""
     options = parse(CompleteOptions, arguments, "quire complete", COMPLETE_DESCRIPTION)
-    with RemoteServer(options.url, options.api_key) as server:
-        model = options.model_name or server.model()
-        if options.quick is not None:
-            _complete(server, model, options.quick, options.max_tokens)
-            return 0
-        for text in filter(None, typed_lines()):
-            _complete(server, model, text, options.max_tokens)
+    _check_quick(options.quick)
+    with options.server.connect() as server:
+        model = options.server.model_name or server.model()
+        body = {"model": model, "max_tokens": 128, **options.sampling.body()}
+        for text in [options.quick] if options.quick is not None else filter(None, typed_lines()):
+            _complete(server, {**body, "prompt": text})
     return 0
 
 
-def _complete(server: RemoteServer, model: str, text: str, max_tokens: int) -> None:
-    body = {"model": model, "prompt": text, "max_tokens": max_tokens}
+def _complete(server: RemoteServer, body: dict[str, Any]) -> None:
+    """Print the continuation of a text while it comes."""
     with closing(server.stream("/completions", body)) as choices:
         with suppress(KeyboardInterrupt):
             for choice in choices:
                 print(printable(choice["text"]), end="", flush=True)
         print()
+
+
+def _check_quick(text: str | None) -> None:
+    if text is not None and not text.strip():
+        raise ConfigError("--quick is empty: give it a text, or leave it out to type several.", param="quick")
+
+
+# --- a running server, and the lines that are typed for it ------------------------------------------------------------
 
 
 class RemoteServer:
@@ -152,7 +213,7 @@ class RemoteServer:
         try:
             return str(msgspec.json.decode(content)["data"][0]["id"])
         except (msgspec.DecodeError, LookupError, TypeError) as error:
-            raise QuireError(f"{self._url} does not answer as an OpenAI server: check --url.") from error
+            raise QuireError(f"{self._url} does not answer as an OpenAI server: check --base-url.") from error
 
     def stream(self, path: str, body: dict[str, Any]) -> Generator[dict[str, Any], None, None]:
         """The choices of a streamed answer, as they come. Ending the iteration early ends the work on the server.
@@ -191,14 +252,25 @@ def is_typed() -> bool:
 
 
 def typed_lines() -> Iterator[str]:
-    """Lines until Ctrl-D, Ctrl-C or the end of the pipe. Prompts and a last line break are for people only."""
+    """Lines until Ctrl-D, Ctrl-C twice or the end of the pipe. A single Ctrl-C drops what is typed. Prompts and a last
+    line break are for people only."""
     typed = is_typed()
     if typed:
         with suppress(ImportError):
             import readline  # noqa: F401  (gives input() history and editing)
-    with suppress(EOFError, KeyboardInterrupt):
+    was_interrupted = False
+    with suppress(EOFError):
         while True:
-            yield input(PROMPT if typed else "")
+            try:
+                line = input(PROMPT if typed else "")
+            except KeyboardInterrupt:
+                if was_interrupted or not typed:
+                    break
+                was_interrupted = True
+                print("\nCtrl-C again or Ctrl-D leaves.")
+                continue
+            was_interrupted = False
+            yield line
     if typed:
         print()
 
@@ -220,4 +292,4 @@ def _message(status: int, content: bytes) -> str:
     try:
         return str(msgspec.json.decode(content)["error"]["message"])
     except (msgspec.DecodeError, LookupError, TypeError):
-        return f"The server answered {status} without saying why: check --url."
+        return f"The server answered {status} without saying why: check --base-url."

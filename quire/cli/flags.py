@@ -138,7 +138,8 @@ def _parsed(
     """The options, from a settings file and then from the arguments, and the arguments that are no options."""
     if (word := help_word(arguments)) is not None:
         shown = described(options) if word == "all" else about(options, word)
-        _tyro(shown, ["--help"], program, f"{description}\n\n{hint(options)}")
+        usage = f"{program} [MODEL]" if options is Config else program
+        _tyro(shown, ["--help"], usage, f"{description}\n\n{hint(options)}")
     path, arguments = _without_config(arguments)
     default: Options | None = None
     if path is not None:
@@ -154,7 +155,7 @@ def _from_flags(
     options: type[Options], arguments: Sequence[str], program: str, default: Options | None, vllm_flags: bool
 ) -> tuple[Options, list[str]]:
     arguments = _without_vllm_flags(arguments) if vllm_flags else arguments
-    flags = [argument.partition("=")[0] for argument in arguments if argument.startswith("--")]
+    flags = [argument.partition("=")[0].replace("_", "-") for argument in arguments if argument.startswith("--")]
     arguments = joined_lists(options, arguments) if len(set(flags)) < len(flags) else arguments
     said = io.TextIOWrapper(io.BytesIO(), "utf-8", write_through=True)
     try:

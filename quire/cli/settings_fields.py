@@ -125,6 +125,7 @@ def joined_lists(options: type, arguments: Sequence[str]) -> list[str]:
             flag = f"--{flag[2:].replace('_', '-')}" if is_list else ""
             if is_list:
                 found.setdefault(flag, []).extend([value] if equals else [])
+                flag = "" if equals else flag
                 continue
         (found[flag] if flag else kept).append(argument)
     return [*kept, *(word for flag, values in found.items() for word in (flag, *values))]

@@ -9,12 +9,13 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
+from typing import Any
 
 import pytest
 
 from quire.cli import chat
 from quire.cli.chat import printable
-from quire.errors import QuireError, UnavailableError
+from quire.errors import ConfigError, QuireError, UnavailableError
 from tests.api.server import KEY, Pace, Server, running
 
 
@@ -84,6 +85,50 @@ def test_a_pipe_gets_answers_and_no_prompts(server: Server, command: str, lines:
         assert not done.stdout.startswith((">", "Chatting"))
         assert done.stdout.endswith("\n")
         assert not done.stdout.endswith("\n\n")
+
+
+def test_commands_change_the_conversation(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+    sent: list[dict[str, Any]] = []
+
+    def stream(self: chat.RemoteServer, path: str, body: dict[str, Any]) -> Iterator[dict[str, Any]]:
+        sent.append(body)
+        yield {"delta": {"content": "yes"}}
+
+    lines = iter(["one", "/system be kind", "two", "/clear", "/help", "/etc is a directory?", "/system", "four"])
+    monkeypatch.setattr(chat.RemoteServer, "stream", stream)
+    monkeypatch.setattr(chat, "typed_lines", lambda: lines)
+    assert chat.chat(flags(server, "--temperature", "0.5", "--max-tokens=7", "--system-prompt", "be brief")) == 0
+    assert [(body["temperature"], body["max_tokens"]) for body in sent] == [(0.5, 7)] * 4
+    told = [[message["content"] for message in body["messages"]] for body in sent]
+    assert told == [
+        ["be brief", "one"],
+        ["be kind", "one", "yes", "two"],
+        ["be kind", "/etc is a directory?"],
+        ["/etc is a directory?", "yes", "four"],
+    ]
+
+
+def test_ctrl_c_at_the_prompt_drops_the_line_and_twice_leaves(monkeypatch: pytest.MonkeyPatch) -> None:
+    typed = iter([KeyboardInterrupt, "a", KeyboardInterrupt, KeyboardInterrupt, "b"])
+
+    def next_line(prompt: str) -> str:
+        line = next(typed)
+        if isinstance(line, str):
+            return line
+        raise line
+
+    monkeypatch.setattr("builtins.input", next_line)
+    monkeypatch.setattr(chat, "is_typed", lambda: True)
+    assert list(chat.typed_lines()) == ["a"]
+
+
+@pytest.mark.parametrize("command", [chat.chat, chat.complete])
+def test_the_address_has_the_flags_of_bench(command: Callable[[Sequence[str]], int], server: Server) -> None:
+    host, _, port = server.url.removeprefix("http://").partition(":")
+    for address in ([f"--host={host}", f"--port={port}"], ["--base-url", server.url], [f"--base_url={server.url}/v1"]):
+        assert command([*address, "--api-key", KEY, "--model=alias", "--temperature=0", "-q", "a"]) == 0
+    with pytest.raises(ConfigError, match="--quick is empty"):
+        command(["-q", " "])
 
 
 def test_no_server_is_said_plainly() -> None:

@@ -38,6 +38,12 @@ def error(*arguments: str) -> str:
 SETTINGS = {setting.name: setting for setting in settings_of(Config)}
 
 
+WRITTEN: dict[str, tuple[list[str], Any]] = {
+    "custom_histogram_buckets": (['{"request_latency": [1]}'], {"request_latency": [1]}),
+}
+"""Values of settings that cannot have any value of their type."""
+
+
 def written(kind: Any) -> tuple[list[str], Any]:
     """A value of the type that is no default, as words of a command line and as the field holds it."""
     kind = without_none(kind)
@@ -57,7 +63,7 @@ def written(kind: Any) -> tuple[list[str], Any]:
 @pytest.mark.parametrize("name", SETTINGS)
 @pytest.mark.parametrize("dashes", [True, False], ids=["dashes", "underscores"])
 def test_every_setting_has_its_flag(name: str, dashes: bool) -> None:
-    words, value = written(SETTINGS[name].kind)
+    words, value = WRITTEN.get(name) or written(SETTINGS[name].kind)
     flag = f"--{name.replace('_', '-') if dashes else name}"
     changed = config(flag, *words)
     part = SETTINGS[name].group
@@ -94,6 +100,8 @@ def test_lists_are_words_or_json() -> None:
         assert config("--served-model-name", *written_as).model.served_model_name == ("a", "b")
     assert config('--allowed-origins=["https://a"]').server.allowed_origins == ("https://a",)
     assert config("--allowed-origins").server.allowed_origins == ()
+    both = config("--served-model-name", "a", "--port", "1", "--served_model_name=b", "m")
+    assert (both.model.served_model_name, both.server.port, both.model.model) == (("a", "b"), 1, "m")
     for wrong in ("[1]", '["a"', "[[]]"):
         assert "--allowed-origins" in error("--allowed-origins", wrong)
 
@@ -207,6 +215,7 @@ def test_help_says_no_default_that_says_nothing(capsys: pytest.CaptureFixture[st
     with pytest.raises(SystemExit):
         config(flag)
     shown = capsys.readouterr().out
+    assert shown.startswith("usage: quire serve [MODEL] [-h] [OPTIONS]")
     assert "(default: quill)" in shown
     assert "None)" not in shown
     assert "(default: )" not in shown

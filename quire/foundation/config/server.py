@@ -187,18 +187,15 @@ class ObservabilityConfig:
 
     def __post_init__(self) -> None:
         for name, bounds in self.custom_histogram_buckets.items():
-            if name not in BUCKET_FAMILIES:
-                families = f"families are {', '.join(BUCKET_FAMILIES)}"
-                hint = "its buckets are fixed" if name in _FIXED_BUCKETS else families
-                raise ConfigError(
-                    f"--custom-histogram-buckets: '{name}' cannot be set: {hint}.", param="custom_histogram_buckets"
-                )
-            if not _are_bounds(bounds):
-                raise ConfigError(
-                    f"--custom-histogram-buckets: {name} must be a list of numbers above 0, each larger than the one "
-                    f"before, got {bounds}.",
-                    param="custom_histogram_buckets",
-                )
+            if name in _FIXED_BUCKETS:
+                why = f"cannot set {name}: its buckets are fixed"
+            elif name not in BUCKET_FAMILIES:
+                why = f"has no family '{name}': choose of {', '.join(BUCKET_FAMILIES)}"
+            elif not _are_bounds(bounds):
+                why = f"needs a list of numbers above 0 for {name}, each larger than the one before; got {bounds}"
+            else:
+                continue
+            raise ConfigError(f"--custom-histogram-buckets {why}.", param="custom_histogram_buckets")
 
 
 def _are_bounds(value: Any) -> bool:
