@@ -21,7 +21,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from quire.compute.kernels.reference.experts import ExpertAdapters
+from quire.compute.kernels.activations import SILU, Activation
+from quire.compute.kernels.reference.experts import ExpertAdapters, ExpertBiases
 from quire.compute.kernels.reference.linear import ScaledWeight
 from quire.compute.kernels.triton.experts import routing
 from quire.compute.kernels.triton.experts.expert_gemms import (
@@ -67,6 +68,8 @@ def experts(
     out: Tensor,
     others: int = 0,
     adapters: ExpertAdapters | None = None,
+    activation: Activation = SILU,
+    biases: ExpertBiases | None = None,
 ) -> None:
     """Implement reference/experts.py's `experts` for dense or coded weights.
 
@@ -77,9 +80,8 @@ def experts(
         return
     configs = _configs_for(x, gate_up, down, numbers, others)
     overlap = can_overlap(x.device)
-    experts_with_configs(
-        x, gate_up, down, numbers, weights, out, configs, overlap=overlap, others=others, adapters=adapters
-    )
+    terms = {"others": others, "adapters": adapters, "activation": activation, "biases": biases}
+    experts_with_configs(x, gate_up, down, numbers, weights, out, configs, overlap=overlap, **terms)
 
 
 coded_experts = adapted_experts = adapted_coded_experts = experts
@@ -98,13 +100,16 @@ def experts_with_configs(
     overlap: bool,
     others: int = 0,
     adapters: ExpertAdapters | None = None,
+    activation: Activation = SILU,
+    biases: ExpertBiases | None = None,
 ) -> None:
     """Compute `experts` with these configs; `overlap` as in dependent_launch."""
+    terms = adapters, activation, biases
     if isinstance(configs[0], GemvConfig):
         assert isinstance(gate_up, Tensor | ScaledWeight) and isinstance(down, Tensor | ScaledWeight)
-        gemv_by_pair(x, gate_up, down, numbers, weights, out, configs, overlap, others > 0, adapters)
+        gemv_by_pair(x, gate_up, down, numbers, weights, out, configs, overlap, others > 0, *terms)
     else:
-        gemm_by_expert(x, gate_up, down, numbers, weights, out, configs, overlap, others > 0, adapters)
+        gemm_by_expert(x, gate_up, down, numbers, weights, out, configs, overlap, others > 0, *terms)
 
 
 def _configs_for(x: Tensor, gate_up: ExpertsWeight, down: ExpertsWeight, numbers: Tensor, others: int) -> ExpertConfigs:
