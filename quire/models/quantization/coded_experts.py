@@ -16,7 +16,8 @@ from torch import Tensor
 from quire.compute.kernels.reference.experts import Coded, experts, stack_weights
 from quire.compute.kernels.reference.linear import GroupedWeight
 from quire.errors import CheckpointError
-from quire.models.quantization.dense import KernelExperts
+from quire.models.quantization.interleaved_experts import interleaved_codes
+from quire.models.quantization.kernel_experts import KernelExperts
 from quire.models.quantization.scheme import ExpertsShape, ExpertWeights, LinearShape, LinearWeight
 from quire.models.weights.checkpoint import Checkpoint, WeightSpec
 from quire.models.weights.tensor_options import TensorOptions
@@ -45,6 +46,8 @@ class CodedScheme:
         return self._weight(self._form, shape, options)
 
     def experts(self, shape: ExpertsShape, options: TensorOptions) -> ExpertWeights:
+        if shape.interleaved:
+            return interleaved_codes(self._form, shape, options)
         kind = ExpertLoop if options.device.type == "cpu" else StackedExperts
         return kind(self.linear, shape, options)
 

@@ -9,11 +9,12 @@ import torch
 from torch import Tensor
 
 from quire.compute.kernels.dispatch import kernel
-from quire.compute.kernels.reference.experts import ExpertAdapters
 from quire.compute.kernels.reference.lora import LowRankWeights, Tiles
 from quire.compute.kernels.reference.quantized_rows import Rows
 from quire.compute.mesh import Span
-from quire.models.quantization.scheme import EmbeddingShape, ExpertsShape, LinearShape, RowForm
+from quire.models.quantization.interleaved_experts import InterleavedExperts
+from quire.models.quantization.kernel_experts import KernelExperts
+from quire.models.quantization.scheme import EmbeddingShape, ExpertsShape, ExpertWeights, LinearShape, RowForm
 from quire.models.weights.checkpoint import Checkpoint, WeightSpec
 from quire.models.weights.tensor_options import TensorOptions
 
@@ -27,8 +28,8 @@ class Dense:
     def embedding(self, shape: EmbeddingShape, options: TensorOptions) -> DenseEmbedding:
         return DenseEmbedding(shape, options)
 
-    def experts(self, shape: ExpertsShape, options: TensorOptions) -> DenseExperts:
-        return DenseExperts(shape, options)
+    def experts(self, shape: ExpertsShape, options: TensorOptions) -> ExpertWeights:
+        return InterleavedExperts(shape, options) if shape.interleaved else DenseExperts(shape, options)
 
 
 class KernelWeight:
@@ -155,26 +156,6 @@ class DenseEmbedding:
         weight[own:].zero_()
         checkpoint.read(self._spec.name, weight[:own], (begin, 0))
         return weight if self._pack is None else self._pack(weight)
-
-
-class KernelExperts:
-    """The products of ExpertWeights and AdaptableExperts: the op `op`, of all gates and ups, and of all downs."""
-
-    def __init__(self, op: str, shape: ExpertsShape, options: TensorOptions) -> None:
-        self._shape = shape
-        self._options = options
-        self._experts = kernel(op, options.device.type)
-        self._stacks: tuple[Any, Any]
-
-    def multiply(self, x: Tensor, numbers: Tensor, weights: Tensor) -> Tensor:
-        out = torch.empty_like(x)
-        self._experts(x, *self._stacks, numbers, weights, out, self._shape.others)
-        return out
-
-    def multiply_adapted(self, x: Tensor, numbers: Tensor, weights: Tensor, adapters: ExpertAdapters) -> Tensor:
-        out = torch.empty_like(x)
-        self._experts(x, *self._stacks, numbers, weights, out, self._shape.others, adapters)
-        return out
 
 
 class DenseExperts(KernelExperts):

@@ -13,6 +13,7 @@ from typing import Protocol, runtime_checkable
 import torch
 from torch import Tensor
 
+from quire.compute.kernels.activations import SILU, Activation
 from quire.compute.kernels.reference.experts import ExpertAdapters
 from quire.compute.kernels.reference.lora import LowRankWeights, Tiles
 from quire.compute.kernels.reference.quantized_rows import Rows
@@ -93,6 +94,10 @@ class ExpertsShape:
         hidden, width: The width of the residual stream, and of one expert.
         first: The number of the first expert: a rank may have some of a layer's experts.
         others: How many more experts the layer has.
+        activation: What makes one value of a gate and an up.
+        biases: Whether all products have biases.
+        adds_bias: Whether the bias of downs is this rank's to add: of a sum over ranks, it is one's.
+        interleaved: Whether all experts are stored in one tensor, with gates and ups by turns (interleaved_experts.py).
     """
 
     name: str
@@ -102,6 +107,10 @@ class ExpertsShape:
     width: int
     first: int = 0
     others: int = 0
+    activation: Activation = SILU
+    biases: bool = False
+    adds_bias: bool = True
+    interleaved: bool = False
 
     @property
     def numbers(self) -> range:
@@ -111,6 +120,8 @@ class ExpertsShape:
     @property
     def modules(self) -> tuple[str, ...]:
         """The names of the first expert's projections in the checkpoint; the names of all others are alike."""
+        if self.interleaved:
+            return (f"{self.name}.{self.names.gate}", f"{self.name}.{self.names.down}")
         return tuple(f"{self.name}.{self.first}.{each}" for each in self.names)
 
     def products(self, number: int) -> tuple[LinearShape, LinearShape]:
@@ -181,7 +192,7 @@ class ExpertWeights(LoadedWeight, Protocol):
     """The weights of one layer's experts."""
 
     def multiply(self, x: Tensor, numbers: Tensor, weights: Tensor) -> Tensor:
-        """Σ weight · down(silu(gate(x)) · up(x)) over each token's experts; see the op `experts`.
+        """Σ weight · down(activation(gate(x), up(x))) over each token's experts; see the op `experts`.
 
         x [tokens, hidden], each token's experts and their weights [tokens, chosen] → [tokens, hidden].
         """
