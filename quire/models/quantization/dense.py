@@ -12,9 +12,8 @@ from quire.compute.kernels.dispatch import kernel
 from quire.compute.kernels.reference.lora import LowRankWeights, Tiles
 from quire.compute.kernels.reference.quantized_rows import Rows
 from quire.compute.mesh import Span
-from quire.models.quantization.interleaved_experts import InterleavedExperts
-from quire.models.quantization.kernel_experts import KernelExperts
-from quire.models.quantization.scheme import EmbeddingShape, ExpertsShape, ExpertWeights, LinearShape, RowForm
+from quire.models.quantization.kernel_experts import KernelExperts, bias_specs, read_biases, with_bias
+from quire.models.quantization.scheme import EmbeddingShape, ExpertsShape, LinearShape, RowForm
 from quire.models.weights.checkpoint import Checkpoint, WeightSpec
 from quire.models.weights.tensor_options import TensorOptions
 
@@ -28,8 +27,8 @@ class Dense:
     def embedding(self, shape: EmbeddingShape, options: TensorOptions) -> DenseEmbedding:
         return DenseEmbedding(shape, options)
 
-    def experts(self, shape: ExpertsShape, options: TensorOptions) -> ExpertWeights:
-        return InterleavedExperts(shape, options) if shape.interleaved else DenseExperts(shape, options)
+    def experts(self, shape: ExpertsShape, options: TensorOptions) -> DenseExperts:
+        return DenseExperts(shape, options)
 
 
 class KernelWeight:
@@ -171,17 +170,21 @@ class DenseExperts(KernelExperts):
             for projection in (shape.names.gate, shape.names.up):
                 yield WeightSpec(f"{shape.name}.{number}.{projection}.weight", (shape.width, shape.hidden))
             yield WeightSpec(f"{shape.name}.{number}.{shape.names.down}.weight", (shape.hidden, shape.width))
+        yield from bias_specs(shape)
 
     def load(self, checkpoint: Checkpoint) -> None:
         shape, names = self._shape, self._shape.names
         gate_up = self._load(checkpoint, (names.gate, names.up), shape.width, shape.hidden)
         self._stacks = gate_up, self._load(checkpoint, (names.down,), shape.hidden, shape.width)
+        self._biases = read_biases(checkpoint, shape, self._options)
 
     def gate_up(self, number: int, x: Tensor) -> Tensor:
-        return self._multiply_one(x, self._stacks[0], number)
+        biases = self._biases and self._biases.gate_up
+        return with_bias(self._multiply_one(x, self._stacks[0], number), biases, number)
 
     def down(self, number: int, x: Tensor) -> Tensor:
-        return self._multiply_one(x, self._stacks[1], number)
+        biases = self._biases and self._biases.down
+        return with_bias(self._multiply_one(x, self._stacks[1], number), biases, number)
 
     def _multiply_one(self, x: Tensor, weights: Sequence[Tensor] | Tensor, number: int) -> Tensor:
         y: Tensor = kernel("expert_linear", self._options.device.type)(x, weights, number)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -10,6 +11,7 @@ from torch import Tensor
 from quire.compute.kernels.dispatch import kernel
 from quire.compute.kernels.reference.experts import ExpertAdapters, ExpertBiases
 from quire.models.quantization.scheme import ExpertsShape
+from quire.models.weights.checkpoint import Checkpoint, WeightSpec
 from quire.models.weights.tensor_options import TensorOptions
 
 
@@ -36,3 +38,27 @@ class KernelExperts:
     @property
     def _terms(self) -> dict[str, Any]:
         return {"activation": self._shape.activation, "biases": self._biases}
+
+
+def bias_specs(shape: ExpertsShape) -> Iterator[WeightSpec]:
+    """Yield the specs of the biases of all experts, if they have any."""
+    for number in shape.numbers if shape.biases else ():
+        for projection, rows in zip(shape.names, (shape.width, shape.width, shape.hidden), strict=True):
+            yield WeightSpec(f"{shape.name}.{number}.{projection}.bias", (rows,))
+
+
+def read_biases(checkpoint: Checkpoint, shape: ExpertsShape, options: TensorOptions) -> ExpertBiases | None:
+    """Read the biases of this rank's experts; None: they have none."""
+    if not shape.biases:
+        return None
+    of_gate_up = torch.empty((shape.count, 2 * shape.width), dtype=options.dtype, device=options.device)
+    of_down = of_gate_up.new_empty((shape.count, shape.hidden))
+    for number, gate_up, down in zip(shape.numbers, of_gate_up, of_down, strict=True):
+        for projection, part in zip(shape.names, (*gate_up.chunk(2), down), strict=True):
+            checkpoint.read(f"{shape.name}.{number}.{projection}.bias", part)
+    return ExpertBiases(of_gate_up, of_down if shape.adds_bias else None)
+
+
+def with_bias(y: Tensor, biases: Tensor | None, number: int) -> Tensor:
+    """Return y [tokens, outputs] plus one expert's bias of all experts' [experts, outputs]; None: there are none."""
+    return y if biases is None else y + biases[number]

@@ -97,7 +97,6 @@ class ExpertsShape:
         activation: What makes one value of a gate and an up.
         biases: Whether all products have biases.
         adds_bias: Whether the bias of downs is this rank's to add: of a sum over ranks, it is one's.
-        interleaved: Whether all experts are stored in one tensor, with gates and ups by turns (interleaved_experts.py).
     """
 
     name: str
@@ -110,7 +109,6 @@ class ExpertsShape:
     activation: Activation = SILU
     biases: bool = False
     adds_bias: bool = True
-    interleaved: bool = False
 
     @property
     def numbers(self) -> range:
@@ -120,8 +118,6 @@ class ExpertsShape:
     @property
     def modules(self) -> tuple[str, ...]:
         """The names of the first expert's projections in the checkpoint; the names of all others are alike."""
-        if self.interleaved:
-            return (f"{self.name}.{self.names.gate}", f"{self.name}.{self.names.down}")
         return tuple(f"{self.name}.{self.first}.{each}" for each in self.names)
 
     def products(self, number: int) -> tuple[LinearShape, LinearShape]:
@@ -213,11 +209,12 @@ class SeparateExperts(Protocol):
     """Weights of experts whose products can be had one by one, as adapters of experts need them on a CPU."""
 
     def gate_up(self, number: int, x: Tensor) -> Tensor:
-        """Return one expert's gate and up projections of x, side by side: [tokens, hidden] → [tokens, 2 · width]."""
+        """Return one expert's gate and up projections of x, side by side, with their biases: [tokens, hidden] →
+        [tokens, 2 · width]."""
         ...
 
     def down(self, number: int, x: Tensor) -> Tensor:
-        """Return one expert's down projection of x: [tokens, width] → [tokens, hidden]."""
+        """Return one expert's down projection of x, with its bias: [tokens, width] → [tokens, hidden]."""
         ...
 
 

@@ -96,11 +96,11 @@ class ShardedCheckpoint(WrappedCheckpoint):
         if name not in self._shards:
             self._inner.read(name, out, start)
             return
+        assert start is None, "a part of a part"
         spec, shard = self._shards[name]
         dimension, at = shard.of(out.dim(), len(spec.shape)), 0
         for span in shard.spans:
-            window = list(start or [0] * out.dim())
-            assert window[dimension] == 0, "a part of a part"
+            window = [0] * out.dim()
             window[dimension] = span.start
             self._inner.read(name, out.narrow(dimension, at, span.count), window)
             at += span.count
@@ -131,9 +131,6 @@ def _shard(spec: WeightSpec, own: WeightSpec, cut: Cut) -> TensorShard | None:
         return _reordered(spec, cut)
     assert len(different) == 1, f"{spec.name} is cut in several dimensions: {spec.shape} to {own.shape}"
     (dimension,) = different
-    times = max(1, spec.shape[dimension] // cut.whole)  # where an output has several rows, side by side
-    if times > 1:
-        cut = Cut(cut.whole * times, tuple(Span(span.start * times, span.count * times) for span in cut.spans))
     unit, rest = divmod(cut.whole, spec.shape[dimension])
     aligned = not rest and all(span.start % unit == 0 and span.count % unit == 0 for span in cut.spans)
     if not aligned or not spec.divisible or sum(span.count for span in cut.spans) // unit != own.shape[dimension]:
