@@ -16,25 +16,33 @@ import torch
 from quire.compute.kernels.activations import Activation
 from quire.compute.kernels.reference.experts import ExpertBiases, coded_experts
 from quire.compute.kernels.reference.linear import CODEBOOKS, CodebookWeight
+from quire.compute.kernels.triton.experts.expert_gemms import ExpertConfigs
 from quire.compute.kernels.triton.experts.experts import experts_with_configs
 from quire.compute.kernels.triton.linear.gemm import GemmConfig
+from quire.compute.kernels.triton.linear.gemv import GemvConfig
 
 EXPERTS, CHOSEN, HIDDEN = 32, 4, 2880
-PROCESSES, SHOWN, SETS = 14, 5, 3
+PROCESSES, SHOWN, SETS = 16, 4, 3
 
 
-def configs(tokens: int) -> list[GemmConfig]:
-    found = []
-    if tokens <= 16:
-        grid = itertools.product((16,), (32, 64, 128), (64, 128, 256), (4, 8), (2, 3, 4))
+def by_pair() -> list[ExpertConfigs]:
+    grid = itertools.product((8, 16, 32), (512, 1024), (1, 2, 4))
+    return [(GemvConfig(n, k, warps), GemvConfig(max(4, n // 2), k, warps)) for n, k, warps in grid]
+
+
+def by_expert(tokens: int) -> list[ExpertConfigs]:
+    if tokens <= 8:
+        tiles = itertools.product((16,), (64, 128), (64, 128), (4,), (3, 4))
     elif tokens <= 256:
-        grid = itertools.product((16, 32), (64, 128), (64, 128, 256), (4, 8), (2, 3, 4))
+        tiles = itertools.product((16, 32), (64, 128), (64, 128), (4, 8), (3, 4))
     else:
-        grid = itertools.product((64, 128, 256), (64, 128, 256), (64, 128), (4, 8), (3, 4))
-    for m, n, k, warps, stages in grid:
-        if m * n <= 32768 and m * n // (32 * warps) <= 128 and n * k // (32 * warps) <= 256:
-            found.append(GemmConfig(m, n, k, 1, warps, stages, True))
-    return found
+        tiles = itertools.product((64, 128, 256), (128,), (64, 128), (4, 8), (3, 4))
+    found = [GemmConfig(m, n, k, 1, warps, stages, True) for m, n, k, warps, stages in tiles]
+    return [(each, each) for each in found if each.block_m * each.block_n // (32 * each.warps) <= 128]
+
+
+def configs(tokens: int) -> list[ExpertConfigs]:
+    return [*(by_pair() if tokens <= 8 else ()), *(by_expert(tokens) if tokens > 1 else ())]
 
 
 def weight(rows: int) -> CodebookWeight:
@@ -54,10 +62,10 @@ def inputs(tokens: int) -> Callable[..., None]:
     return partial(experts_with_configs, *arguments, overlap=True, **terms)
 
 
-def check(tokens: int, config: GemmConfig) -> float:
+def check(tokens: int, config: ExpertConfigs) -> float:
     """Return ‖out - reference‖ / ‖reference‖."""
     run = inputs(tokens)
-    run(configs=(config, config))
+    run(configs=config)
     x, gate_up, down, numbers, weights, out = run.args  # type: ignore[attr-defined]
     terms = {name: run.keywords[name] for name in ("activation", "biases")}  # type: ignore[attr-defined]
     expected = torch.empty(out.shape, device="cuda")
@@ -68,16 +76,16 @@ def check(tokens: int, config: GemmConfig) -> float:
     return float((out.float() - expected).norm() / expected.norm())
 
 
-def compile_some(tokens: int, number: int) -> None:
-    run = inputs(min(tokens, 16))
-    for config in configs(tokens)[number::PROCESSES]:
+def compile_some(every: list[int], number: int) -> None:
+    run = inputs(8)
+    for config in list(dict.fromkeys(config for tokens in every for config in configs(tokens)))[number::PROCESSES]:
         try:
-            run(configs=(config, config))
+            run(configs=config)
         except Exception as error:
             print(f"{config}: {type(error).__name__}", file=sys.stderr)
 
 
-def timed(run: Callable[[], object], times: int = 3) -> float:
+def timed(run: Callable[[], object], times: int = 2) -> float:
     """Return the microseconds of one call, within a graph of several."""
     run()
     stream = torch.cuda.Stream()
@@ -97,11 +105,11 @@ def timed(run: Callable[[], object], times: int = 3) -> float:
     return sorted(taken[1:])[times // 2]
 
 
-def stages(run: Callable[..., None], config: GemmConfig) -> dict[str, float]:
+def stages(run: Callable[..., None], config: ExpertConfigs) -> dict[str, float]:
     """Return the microseconds of each kernel."""
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profile:
         for _ in range(5):
-            run(configs=(config, config))
+            run(configs=config)
         torch.cuda.synchronize()
     found: dict[str, list[float]] = {}
     for event in profile.events():
@@ -110,14 +118,15 @@ def stages(run: Callable[..., None], config: GemmConfig) -> dict[str, float]:
     return {name: round(sum(own) / 5, 1) for name, own in found.items()}
 
 
-def tune(tokens: int) -> None:
+def tune(tokens: int) -> dict[ExpertConfigs, float]:
+    """Print the best configs; return the microseconds of all."""
     sets = [inputs(tokens) for _ in range(SETS if tokens <= 256 else 1)]
     found = {}
     for config in configs(tokens):
 
-        def run(config: GemmConfig = config) -> None:
+        def run(config: ExpertConfigs = config) -> None:
             for each in sets:
-                each(configs=(config, config))
+                each(configs=config)
 
         try:
             found[config] = timed(run) / len(sets)
@@ -127,21 +136,21 @@ def tune(tokens: int) -> None:
     print(f"== {tokens} tokens, {len(found)} configs")
     for config in best[:SHOWN]:
         print(f"  {found[config]:9.1f} us {config}", flush=True)
-    print("  off by", check(min(tokens, 512), best[0]), stages(sets[0], best[0]), flush=True)
+    for config in {type(each[0]): each for each in reversed(best)}.values():
+        print("  off by", check(min(tokens, 512), config), stages(sets[0], config), config, flush=True)
+    return found
 
 
 def main(arguments: list[str]) -> None:
     if arguments[:1] == ["compile"]:
-        compile_some(int(arguments[1]), int(arguments[2]))
+        compile_some([int(each) for each in arguments[2:]], int(arguments[1]))
         return
     every = [int(each) for each in arguments] or [1, 8, 128, 512, 8192]
-    for kind in dict.fromkeys(next(most for most in (16, 256, 1 << 20) if tokens <= most) for tokens in every):
-        command = [sys.executable, __file__, "compile", str(kind)]
-        for process in [subprocess.Popen([*command, str(number)]) for number in range(PROCESSES)]:
-            process.wait()
-        for tokens in every:
-            if next(most for most in (16, 256, 1 << 20) if tokens <= most) == kind:
-                tune(tokens)
+    commands = [[sys.executable, __file__, "compile", str(n), *map(str, every)] for n in range(PROCESSES)]
+    for process in [subprocess.Popen(command) for command in commands]:
+        process.wait()
+    for tokens in every:
+        tune(tokens)
 
 
 if __name__ == "__main__":

@@ -107,7 +107,7 @@ def gemv_by_pair(
     added, slots = added_to(x, middle, True)
     _pair_kernel[(cdiv(width, first.block_n // 2) * tokens * chosen,)](
         x, w, w_scales, of_gate_up, numbers, added, slots, middle, tokens * chosen, width, len(of_down), CHOSEN=chosen,
-        **_constants(activation), COLUMNS=hidden, BLOCK_N=first.block_n, BLOCK_K=first.block_k, **w_facts,
+        **constants_of(activation), COLUMNS=hidden, BLOCK_N=first.block_n, BLOCK_K=first.block_k, **w_facts,
         PARTIAL=partial, ADAPTED=adapters is not None, OVERLAP=overlap, num_warps=first.warps, launch_pdl=overlap,
     )  # fmt: skip
     added, slots = added_to(middle, out, False)
@@ -238,7 +238,7 @@ def _launch_tiles(
     _tile_kernel[(across * places,)](
         x.values, x.scales, w.codes, w.scales, w.zeros, w.factors, w.table, biases, order, tiles, weights, added, slots,
         y.values, y.scales, places, made, w.columns, LARGEST.get(y.values.dtype, 1.0), SMALLEST, CHOSEN=chosen,
-        **_constants(activation), BLOCK_M=config.block_m, BLOCK_N=config.block_n, BLOCK_K=config.block_k,
+        **constants_of(activation), BLOCK_M=config.block_m, BLOCK_N=config.block_n, BLOCK_K=config.block_k,
         X_GROUP=x.group, **w.facts, SCALE_ROWS=w.scale_rows, WHOLE=w.columns % config.block_k == 0,
         SWAPPED=config.swapped, FAST=config.block_m >= _MANY, FIRST=first, ADAPTED=adapted, OVERLAP=overlap,
         num_warps=config.warps, num_stages=config.stages, launch_pdl=overlap,
@@ -542,7 +542,7 @@ def finished(
     return values
 
 
-def _constants(activation: Activation) -> dict[str, str | float]:
+def constants_of(activation: Activation) -> dict[str, str | float]:
     """Return the constants that kernels are compiled for; a limit of 0 stands for none."""
     return {"KIND": activation.kind, "ALPHA": activation.alpha, "LIMIT": activation.limit or 0.0}
 
