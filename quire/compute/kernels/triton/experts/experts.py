@@ -49,13 +49,13 @@ EXPANDED = (
 )
 """Configs for codes that are expanded, with the maximum average number of pairs for each expert. The first two were
 measured on an NVIDIA H200."""
-MXFP4_BY_PAIR_UP_TO = 4
+MXFP4_BY_PAIR_UP_TO = 2
 """The most tokens for which mxfp4 is multiplied pair by pair."""
-MXFP4_BY_PAIR = (GemvConfig(16, 512, 4), GemvConfig(8, 512, 4))
+MXFP4_BY_PAIR = (GemvConfig(8, 512, 4), GemvConfig(4, 512, 4))
 MXFP4 = (
     (2, GemmConfig(16, 128, 128, 1, 4, 3, True)),
-    (16, GemmConfig(32, 128, 128, 1, 4, 3, True)),
-    (128, GemmConfig(64, 128, 64, 1, 4, 3, True)),
+    (24, GemmConfig(32, 64, 64, 1, 4, 3, True)),
+    (256, GemmConfig(64, 128, 64, 1, 4, 3, True)),
     (float("inf"), GemmConfig(256, 128, 64, 1, 8, 3, True)),
 )
 """Configs for mxfp4, measured on an NVIDIA H200, with the maximum average number of pairs for each expert."""

@@ -223,23 +223,22 @@ def micro_loop(
 ):  # fmt: skip
     """Return the result of `coded_loop` for mxfp4 and x in bf16; codes are expanded two at a time."""
     RUNS: tl.constexpr = BLOCK_K // 32
-    run, place, k = tl.arange(0, RUNS), tl.arange(0, 16), tl.arange(0, BLOCK_K)
-    column = k % (BLOCK_K // 2) // 16 * 32 + k // (BLOCK_K // 2) * 16 + k % 16  # of x: low halves of runs come first
-    column = tl.max_contiguous(tl.multiple_of(column, 16), 16)  # which Triton does not see
+    run, place, flat = tl.arange(0, RUNS), tl.arange(0, 16), tl.arange(0, RUNS * 16)
     code_rows, scale_rows = (rows * (columns // 2))[:, None, None], (rows * (columns // 32))[:, None]
-    at = code_rows + (run * 16)[None, :, None] + place[None, None, :]
-    x_at, groups = x_rows[:, None] + column[None, :], columns // 32
-    ahead = tl.load(scales + scale_rows + run[None, :], (run < groups)[None, :], 0)
     sums = tl.zeros((BLOCK_N, BLOCK_M), tl.float32)
     for begin in range(0, columns, BLOCK_K):
-        first = begin // 32 + run
-        stored = tl.load(codes + begin // 2 + at, (first < groups)[None, :, None], 0, eviction_policy="evict_first")
-        exponents, following = ahead, first + RUNS
-        ahead = tl.load(scales + scale_rows + following[None, :], (following < groups)[None, :], 0)
-        a = tl.load(x + begin + x_at, x_mask[:, None] & (begin + column < columns)[None, :], 0.0)
+        first = begin + run * 32
+        there = first < columns
+        at = (first // 2)[:, None] + place[None, :]
+        stored = tl.load(codes + code_rows + at[None, :, :], there[None, :, None], 0, eviction_policy="evict_first")
+        exponents = tl.load(scales + scale_rows + (begin // 32 + run)[None, :], there[None, :], 0)
         low, high = micro_values(stored, exponents[:, :, None])
-        w = tl.reshape(tl.permute(tl.join(low, high), (0, 3, 1, 2)), (BLOCK_N, BLOCK_K))
-        sums = tl.dot(w, tl.trans(a), sums)
+        k = begin + flat // 16 * 32 + flat % 16
+        inside = x_mask[:, None] & (k < columns)[None, :]
+        a = tl.load(x + x_rows[:, None] + k[None, :], inside, 0.0)
+        sums = tl.dot(tl.reshape(low, (BLOCK_N, RUNS * 16)), tl.trans(a), sums)
+        b = tl.load(x + x_rows[:, None] + (k + 16)[None, :], inside, 0.0)
+        sums = tl.dot(tl.reshape(high, (BLOCK_N, RUNS * 16)), tl.trans(b), sums)
     return tl.trans(sums) * 9223372036854775808.0
 
 
