@@ -29,7 +29,7 @@ from starting import caches, start_engine, write_checkpoint
 from quire.tools.bench.report import measured_with
 
 HERE = Path(__file__).resolve().parent
-MODELS = ("llama-3.1-8b", "qwen3-0.6b", "qwen3-30b-a3b")
+MODELS = ("llama-3.1-8b", "qwen3-0.6b", "qwen3-30b-a3b", "gpt-oss-20b")
 COLD, WARM, SERVER_COLD, SERVER_WARM = (
     "start, empty caches", "start, warm", "start, server, empty caches", "start, server, warm",
 )  # fmt: skip

@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Literal, NamedTuple
 
+from quire.compute.kernels.activations import SILU, Activation
 from quire.compute.kernels.routing import Routing
 from quire.models.rope_spec import RopeSpec
 
@@ -224,6 +225,8 @@ class MixtureSpec:
         count: How many experts the router chooses from.
         routing: How the router sends tokens to experts.
         shared: The expert of all tokens; None: there is none.
+        activation: What makes one value of a gate and an up of an expert.
+        biases: Whether the products of experts have biases.
         of_others: How many of the experts are on other ranks; 0 in a whole model.
         engines: How many engines send their tokens to these experts.
     """
@@ -233,6 +236,8 @@ class MixtureSpec:
     count: int
     routing: Routing
     shared: SharedExpert | None = None
+    activation: Activation = SILU
+    biases: bool = False
     of_others: int = 0
     engines: int = 1
 
@@ -255,7 +260,8 @@ class MixtureSpec:
         """Number of weights of this rank's experts, of the router, and of the shared expert."""
         linear, other = (0, 0) if self.shared is None else self.shared.weights()
         router = self.count * (self.hidden + self.routing.bias + self.routing.correction)
-        return Weights(self.own * self.expert_weights + linear, router + other)
+        biases = self.own * self.biases * (2 * self.width + self.hidden)
+        return Weights(self.own * self.expert_weights + linear, router + biases + other)
 
     def divides(self, size: int, *, whole_experts: bool = False) -> bool:
         """Whether `size` ranks can have a part of each expert, or some whole experts each."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from torch import Tensor
+
 from quire.compute.attention.backend import AttentionLayer
 from quire.compute.kernels.reference.attention_inputs import NormRopeForm, Scores
 from quire.models.families.family import ModuleNames
@@ -25,8 +27,9 @@ def build_attention(spec: ModelSpec, build: LayerFactory, layer: int) -> Attenti
     norm_names = f"{name}.{modules.query_norm}", f"{name}.{modules.key_norm}"
     kind = RMS(norms.eps, norms.unit_offset)
     inner = Outputs(heads.query, heads.width)
+    sinks = build.sinks(f"{name}.{modules.sinks}", own.heads) if own.sinks else None
     return build.attention(
-        attention_layer(spec, build, layer),
+        attention_layer(spec, build, layer, sinks),
         heads,
         build.qkv(names, heads, own.inputs, own.qkv_bias, modules.transposed, own.gate, modules.qkv_layout),
         build.row_parallel(f"{name}.{modules.out}", spec.hidden, inner, own.out_bias, modules.transposed),
@@ -43,10 +46,10 @@ def norm_rope_form(own: AttentionSpec) -> NormRopeForm:
     return NormRopeForm(interleaved, norm.kind == "layer", norm.behind_rope, own.clip)
 
 
-def attention_layer(spec: ModelSpec, build: LayerFactory, layer: int) -> AttentionLayer:
+def attention_layer(spec: ModelSpec, build: LayerFactory, layer: int, sinks: Tensor | None = None) -> AttentionLayer:
     """Return the properties of layer number `layer` that the attention backend needs."""
     own = spec.layers[layer].mixer
-    scores = Scores(own.scale, own.cap, slopes=build.slopes(own.slopes))
+    scores = Scores(own.scale, own.cap, sinks, build.slopes(own.slopes))
     return AttentionLayer(layer - build.own_layers(len(spec.layers)).start, scores)
 
 

@@ -163,7 +163,8 @@ class Scene:
             self.values[sequence][layer] = torch.cat((self.values[sequence][layer], v[own]))
             mask = mask_of(self.windows[self.groups[layer]])
             past = self.keys[sequence][layer], self.values[sequence][layer]
-            expected = attention(q[own], *past, None, None, *mask, self.sinks)
+            sinks = None if self.sinks is None else self.sinks.cpu()
+            expected = attention(q[own], *past, None, None, *mask, sinks)
             torch.testing.assert_close(out.cpu()[own].double(), expected, rtol=1e-5, atol=1e-5)
 
 

@@ -45,6 +45,15 @@ CASES: dict[str, dict[str, Any]] = {
         "sliding_window": 50,
         "shards": "60KB",
     },
+    "gpt-oss, a clamp that bites": {
+        "architecture": "GptOssForCausalLM",
+        "num_local_experts": 4,
+        "num_experts_per_tok": 2,
+        "head_dim": 16,
+        "sliding_window": 8,
+        "swiglu_limit": 0.6,
+        "num_hidden_layers": 2,
+    },
     "qwen3 moe": {
         "architecture": "Qwen3MoeForCausalLM",
         "num_experts": 8,

@@ -32,7 +32,7 @@ _OPS: dict[tuple[str | None, str | None], str] = {
     ("cpu.scaled_linear", "reference.linear"): "pack_scaled",
     ("cpu.scaled_linear", "triton.linear.scaled"): "scaled_linear scaled_linear_silu_and_mul",
     ("cpu.grouped_linear", "triton.linear.grouped"): "pack_grouped grouped_linear grouped_linear_silu_and_mul",
-    ("reference.linear", "triton.linear.grouped"): "pack_codebook codebook_linear codebook_linear_silu_and_mul",
+    ("cpu.codebook_linear", "triton.linear.grouped"): "pack_codebook codebook_linear codebook_linear_silu_and_mul",
     ("cpu.blocks", None): "pack_blocks block_linear block_linear_silu_and_mul block_embed",
     ("cpu.rowwise_attention", "triton.attention.qk_norm_rope"): "qk_norm_rope_and_cache qk_mean_squares",
     ("cpu.output_gate", "triton.attention.output_gate"): "gate_heads",

@@ -38,6 +38,7 @@ class ModuleNames:
         up: Gate and up; one name: they are stored as one projection, or the MLP has no gate.
         down: The output projection of the MLP.
         activation: What the names of an activation's parameters begin with.
+        sinks: The scores that softmaxes start with, one for each query head.
         router: The projection that chooses experts.
         experts: What the experts' names begin with, before their numbers.
         expert: Gate, up and down of one expert.
@@ -68,6 +69,7 @@ class ModuleNames:
     up: tuple[str, ...] = ("mlp.gate_proj", "mlp.up_proj")
     down: str = "mlp.down_proj"
     activation: str = "mlp.act_fn"
+    sinks: str = "self_attn.sinks"
     router: str = "mlp.gate"
     experts: str = "mlp.experts"
     expert: tuple[str, str, str] = ("gate_proj", "up_proj", "down_proj")

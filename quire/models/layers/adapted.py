@@ -8,7 +8,9 @@ import torch
 from torch import Tensor
 
 from quire.compute.collectives.delta import total_of
+from quire.compute.kernels.activations import SILU, Activation
 from quire.compute.kernels.dispatch import kernel
+from quire.compute.kernels.reference.activation import gated
 from quire.compute.kernels.reference.lora import Tiles
 from quire.compute.kernels.reference.quantized_rows import Rows
 from quire.models.layers.linear import Linear
@@ -83,12 +85,16 @@ class SeparatelyAdaptedExperts:
         base: Computes all tokens whose adapters leave experts alone; called like `Experts.__call__`.
         separate: Each expert's products; numbers from their count on are other ranks' experts, and are left out.
         updates: The updates of the layer's experts.
+        activation: What makes one value of a gate and an up.
     """
 
-    def __init__(self, base: Callable[..., Tensor], separate: SeparateExperts, updates: ExpertUpdates) -> None:
+    def __init__(
+        self, base: Callable[..., Tensor], separate: SeparateExperts, updates: ExpertUpdates, activation: Activation
+    ) -> None:
         self._base = base
         self._separate = separate
         self._updates = updates
+        self._activation = activation
         self._silu_and_mul = kernel("silu_and_mul", "cpu")
 
     def __call__(self, x: Tensor, numbers: Tensor, weights: Tensor) -> Tensor:
@@ -113,8 +119,11 @@ class SeparatelyAdaptedExperts:
         update, tiles = self._updates.each[number], Tiles(*map(torch.from_numpy, order_tokens(slots.numpy())))
         gate_up = self._separate.gate_up(number, x)
         update.gate_up.add(x, gate_up, tiles)
-        hidden = gate_up.new_empty((len(x), gate_up.shape[1] // 2))
-        self._silu_and_mul(gate_up, hidden)
+        if self._activation == SILU:
+            hidden = gate_up.new_empty((len(x), gate_up.shape[1] // 2))
+            self._silu_and_mul(gate_up, hidden)
+        else:
+            hidden = gated(*gate_up.chunk(2, -1), self._activation)
         y = self._separate.down(number, hidden)
         update.down.add(hidden, y, tiles)
         return y

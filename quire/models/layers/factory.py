@@ -38,6 +38,7 @@ from quire.models.layers.mlp import GATED, MLP, PLAIN, XIELU, Experts
 from quire.models.layers.norm import RMS, LayerNorm, RMSNorm
 from quire.models.layers.qk_norm import QKNorm
 from quire.models.layers.qkv_layout import QkvLayout, spans_of
+from quire.models.layers.sinks import Sinks
 from quire.models.lora.updates import LowRankUpdates
 from quire.models.quantization.dense import DenseEmbedding
 from quire.models.quantization.formats import Quantization
@@ -269,13 +270,20 @@ class LayerFactory:
             return MLP(up, down, own, activation, self.options, self.remember(XIELU(name, self.options)))
         return MLP(up, down, own, PLAIN[activation], self.options)
 
+    def sinks(self, name: str, heads: int) -> Tensor:
+        """Build the scores that the softmaxes of query heads start with; return this rank's, which are loaded later."""
+        layer = Sinks(name, heads, self._mesh.part(heads), self.options)
+        self.layers.append(layer)
+        return layer.values
+
     def experts(self, spec: MixtureSpec, names: MixtureNames) -> MixtureOfExperts:
-        """Build experts, which are silu-gated MLPs, and their router. A rank has some experts, or a part of each."""
+        """Build experts, which are gated MLPs, and their router. A rank has some experts, or a part of each."""
         routing = spec.routing
         product = self._adapted(LinearShape((names.router,), (spec.count,), spec.hidden), routing.bias)
         correction = CorrectionBias(names.correction, spec.count, self.options) if routing.correction else None
         self.layers += () if correction is None else (correction,)
-        whole = ExpertsShape(names.experts, names.expert, spec.count, spec.hidden, spec.width)
+        sizes = (spec.count, spec.hidden, spec.width)
+        whole = ExpertsShape(names.experts, names.expert, *sizes, activation=spec.activation, biases=spec.biases)
         chosen_here = self._mesh.own_experts(spec.count) if self._mesh.ep > 1 and self._engines is None else None
         router = Router(product, routing, self.options, correction, chosen_here)  # small, so every rank has all of it
         experts = self._divided_experts(whole, routing.chosen)
@@ -325,7 +333,8 @@ class LayerFactory:
         if self._updates.device == "cpu":
             if base.separate is None:
                 return used
-            return SeparatelyAdaptedExperts(used, base.separate, self._updates.updates_of_experts(shape, whole, cut))
+            updates = self._updates.updates_of_experts(shape, whole, cut)
+            return SeparatelyAdaptedExperts(used, base.separate, updates, shape.activation)
         if base.adaptable is None:
             return used
         return AdaptedExperts(used, base.adaptable, self._updates.updates_of_experts(shape, whole, cut))
@@ -336,7 +345,7 @@ class LayerFactory:
 
     def _part_of_experts(self, whole: ExpertsShape, scheme: WeightScheme) -> Callable[..., Tensor]:
         span = self._mesh.part(whole.width)
-        own = replace(whole, width=span.count)
+        own = replace(whole, width=span.count, adds_bias=self._mesh.tp_rank == 0)
         return self._adapted_experts(own, scheme, whole, Cut(whole.width, (span,)))
 
     def _own_heads(self, heads: Heads) -> Heads:

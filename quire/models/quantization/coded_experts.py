@@ -13,10 +13,10 @@ from typing import Any, Protocol, TypeVar
 import torch
 from torch import Tensor
 
-from quire.compute.kernels.reference.experts import Coded, experts, stack_weights
+from quire.compute.kernels.reference.experts import Coded, ExpertBiases, experts, stack_weights
 from quire.compute.kernels.reference.linear import GroupedWeight
 from quire.errors import CheckpointError
-from quire.models.quantization.dense import KernelExperts
+from quire.models.quantization.kernel_experts import KernelExperts, bias_specs, read_biases, with_bias
 from quire.models.quantization.scheme import ExpertsShape, ExpertWeights, LinearShape, LinearWeight
 from quire.models.weights.checkpoint import Checkpoint, WeightSpec
 from quire.models.weights.tensor_options import TensorOptions
@@ -53,25 +53,31 @@ class ExpertLoop:
     """ExpertWeights that compute one expert after the other, each by its linear weights."""
 
     def __init__(self, linear: MakeWeight[LinearWeight], shape: ExpertsShape, options: TensorOptions) -> None:
+        self._shape = shape
+        self._options = options
         self._gate_up, self._down = _weights_of(linear, shape, options)
+        self._biases: ExpertBiases | None = None
 
     def weight_specs(self) -> Iterator[WeightSpec]:
-        return _specs_of(self._gate_up, self._down)
+        yield from _specs_of(self._gate_up, self._down)
+        yield from bias_specs(self._shape)
 
     def load(self, checkpoint: Checkpoint) -> None:
         for weight in (*self._gate_up, *self._down):
             weight.load(checkpoint)
+        self._biases = read_biases(checkpoint, self._shape, self._options)
 
     def multiply(self, x: Tensor, numbers: Tensor, weights: Tensor) -> Tensor:
-        out = torch.empty_like(x)
-        experts(x, self._gate_up, self._down, numbers, weights, out, linear=_multiply)
+        out, activation, biases = torch.empty_like(x), self._shape.activation, self._biases
+        both = self._gate_up, self._down
+        experts(x, *both, numbers, weights, out, activation=activation, biases=biases, linear=_multiply)
         return out
 
     def gate_up(self, number: int, x: Tensor) -> Tensor:
-        return self._gate_up[number].multiply(x, None)
+        return with_bias(self._gate_up[number].multiply(x, None), self._biases and self._biases.gate_up, number)
 
     def down(self, number: int, x: Tensor) -> Tensor:
-        return self._down[number].multiply(x, None)
+        return with_bias(self._down[number].multiply(x, None), self._biases and self._biases.down, number)
 
 
 def _multiply(x: Tensor, weight: LinearWeight, bias: None) -> Tensor:
@@ -86,10 +92,12 @@ class StackedExperts(KernelExperts):
         self._gate_up, self._down = _weights_of(linear, shape, options)
 
     def weight_specs(self) -> Iterator[WeightSpec]:
-        return _specs_of(self._gate_up, self._down)
+        yield from _specs_of(self._gate_up, self._down)
+        yield from bias_specs(self._shape)
 
     def load(self, checkpoint: Checkpoint) -> None:
         self._stacks = self._stacked(self._gate_up, checkpoint), self._stacked(self._down, checkpoint)
+        self._biases = read_biases(checkpoint, self._shape, self._options)
 
     def _stacked(self, weights: list[CodedLinearWeight], checkpoint: Checkpoint) -> Coded:
         def weight_of(number: int) -> Coded:

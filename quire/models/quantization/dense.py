@@ -9,10 +9,10 @@ import torch
 from torch import Tensor
 
 from quire.compute.kernels.dispatch import kernel
-from quire.compute.kernels.reference.experts import ExpertAdapters
 from quire.compute.kernels.reference.lora import LowRankWeights, Tiles
 from quire.compute.kernels.reference.quantized_rows import Rows
 from quire.compute.mesh import Span
+from quire.models.quantization.kernel_experts import KernelExperts, bias_specs, read_biases, with_bias
 from quire.models.quantization.scheme import EmbeddingShape, ExpertsShape, LinearShape, RowForm
 from quire.models.weights.checkpoint import Checkpoint, WeightSpec
 from quire.models.weights.tensor_options import TensorOptions
@@ -157,26 +157,6 @@ class DenseEmbedding:
         return weight if self._pack is None else self._pack(weight)
 
 
-class KernelExperts:
-    """The products of ExpertWeights and AdaptableExperts: the op `op`, of all gates and ups, and of all downs."""
-
-    def __init__(self, op: str, shape: ExpertsShape, options: TensorOptions) -> None:
-        self._shape = shape
-        self._options = options
-        self._experts = kernel(op, options.device.type)
-        self._stacks: tuple[Any, Any]
-
-    def multiply(self, x: Tensor, numbers: Tensor, weights: Tensor) -> Tensor:
-        out = torch.empty_like(x)
-        self._experts(x, *self._stacks, numbers, weights, out, self._shape.others)
-        return out
-
-    def multiply_adapted(self, x: Tensor, numbers: Tensor, weights: Tensor, adapters: ExpertAdapters) -> Tensor:
-        out = torch.empty_like(x)
-        self._experts(x, *self._stacks, numbers, weights, out, self._shape.others, adapters)
-        return out
-
-
 class DenseExperts(KernelExperts):
     """ExpertWeights in the model's dtype, also for adapters of experts."""
 
@@ -190,17 +170,21 @@ class DenseExperts(KernelExperts):
             for projection in (shape.names.gate, shape.names.up):
                 yield WeightSpec(f"{shape.name}.{number}.{projection}.weight", (shape.width, shape.hidden))
             yield WeightSpec(f"{shape.name}.{number}.{shape.names.down}.weight", (shape.hidden, shape.width))
+        yield from bias_specs(shape)
 
     def load(self, checkpoint: Checkpoint) -> None:
         shape, names = self._shape, self._shape.names
         gate_up = self._load(checkpoint, (names.gate, names.up), shape.width, shape.hidden)
         self._stacks = gate_up, self._load(checkpoint, (names.down,), shape.hidden, shape.width)
+        self._biases = read_biases(checkpoint, shape, self._options)
 
     def gate_up(self, number: int, x: Tensor) -> Tensor:
-        return self._multiply_one(x, self._stacks[0], number)
+        biases = self._biases and self._biases.gate_up
+        return with_bias(self._multiply_one(x, self._stacks[0], number), biases, number)
 
     def down(self, number: int, x: Tensor) -> Tensor:
-        return self._multiply_one(x, self._stacks[1], number)
+        biases = self._biases and self._biases.down
+        return with_bias(self._multiply_one(x, self._stacks[1], number), biases, number)
 
     def _multiply_one(self, x: Tensor, weights: Sequence[Tensor] | Tensor, number: int) -> Tensor:
         y: Tensor = kernel("expert_linear", self._options.device.type)(x, weights, number)

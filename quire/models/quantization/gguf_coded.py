@@ -17,8 +17,9 @@ from quire.compute.kernels.dispatch import kernel
 from quire.compute.kernels.reference.experts import Coded, ExpertAdapters, stack_weights
 from quire.compute.kernels.reference.gguf_blocks import Unpacked, unpack
 from quire.compute.kernels.reference.linear import CodebookWeight, GroupedWeight, pack_codebook, pack_grouped
-from quire.models.quantization.dense import DenseExperts, KernelExperts
+from quire.models.quantization.dense import DenseExperts
 from quire.models.quantization.formats import GgufFormat
+from quire.models.quantization.kernel_experts import KernelExperts
 from quire.models.quantization.scheme import ExpertsShape, LinearShape
 from quire.models.weights.checkpoint import Checkpoint, WeightSpec
 from quire.models.weights.tensor_options import TensorOptions

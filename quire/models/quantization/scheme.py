@@ -13,6 +13,7 @@ from typing import Protocol, runtime_checkable
 import torch
 from torch import Tensor
 
+from quire.compute.kernels.activations import SILU, Activation
 from quire.compute.kernels.reference.experts import ExpertAdapters
 from quire.compute.kernels.reference.lora import LowRankWeights, Tiles
 from quire.compute.kernels.reference.quantized_rows import Rows
@@ -93,6 +94,9 @@ class ExpertsShape:
         hidden, width: The width of the residual stream, and of one expert.
         first: The number of the first expert: a rank may have some of a layer's experts.
         others: How many more experts the layer has.
+        activation: What makes one value of a gate and an up.
+        biases: Whether all products have biases.
+        adds_bias: Whether the bias of downs is this rank's to add: of a sum over ranks, it is one's.
     """
 
     name: str
@@ -102,6 +106,9 @@ class ExpertsShape:
     width: int
     first: int = 0
     others: int = 0
+    activation: Activation = SILU
+    biases: bool = False
+    adds_bias: bool = True
 
     @property
     def numbers(self) -> range:
@@ -181,7 +188,7 @@ class ExpertWeights(LoadedWeight, Protocol):
     """The weights of one layer's experts."""
 
     def multiply(self, x: Tensor, numbers: Tensor, weights: Tensor) -> Tensor:
-        """Σ weight · down(silu(gate(x)) · up(x)) over each token's experts; see the op `experts`.
+        """Σ weight · down(activation(gate(x), up(x))) over each token's experts; see the op `experts`.
 
         x [tokens, hidden], each token's experts and their weights [tokens, chosen] → [tokens, hidden].
         """
@@ -202,11 +209,12 @@ class SeparateExperts(Protocol):
     """Weights of experts whose products can be had one by one, as adapters of experts need them on a CPU."""
 
     def gate_up(self, number: int, x: Tensor) -> Tensor:
-        """Return one expert's gate and up projections of x, side by side: [tokens, hidden] → [tokens, 2 · width]."""
+        """Return one expert's gate and up projections of x, side by side, with their biases: [tokens, hidden] →
+        [tokens, 2 · width]."""
         ...
 
     def down(self, number: int, x: Tensor) -> Tensor:
-        """Return one expert's down projection of x: [tokens, width] → [tokens, hidden]."""
+        """Return one expert's down projection of x, with its bias: [tokens, width] → [tokens, hidden]."""
         ...
 
 

@@ -18,10 +18,10 @@ if TYPE_CHECKING:
 _BARE = {"embed_tokens.weight": "model.", "wte.weight": "transformer."}
 """By a name that a bare decoder's checkpoint has, the prefix that its names lack."""
 _EMBEDDING, _GPT2_EMBEDDING = (prefix + bare for bare, prefix in _BARE.items())
-_STACKED = re.compile(r"^(.+\.experts\.)(gate_up|down)_proj(?:_(blocks|scales))?$")
+_STACKED = re.compile(r"^(.+\.experts\.)(gate_up|down)_proj(?:_(blocks|scales|bias))?$")
 _PARTS = {"gate_up": ("gate", "up"), "down": ("down",)}
 _ALL_PARTS = ("gate", "up", "down")
-_DIMENSIONS = {"weight": 3, "blocks": 4, "scales": 3}
+_DIMENSIONS = {"weight": 3, "blocks": 4, "scales": 3, "bias": 2}
 _RENAMED = (
     (re.compile(r"\.block_sparse_moe\.input_linear\.weight$"), ".block_sparse_moe.experts.gate_up_proj"),
     (re.compile(r"\.block_sparse_moe\.output_linear\.weight$"), ".block_sparse_moe.experts.down_proj"),
@@ -138,7 +138,8 @@ class UnstackedExperts(WrappedCheckpoint):
     gpt-oss stacks mxfp4 as `….experts.gate_up_proj_blocks` [experts, 2 · width, hidden / 32, 16], whose rows are gates
     and ups in turn, and `….experts.down_proj_blocks` [experts, hidden, width / 32, 16]. These become
     `….experts.{number}.gate_proj.blocks` [width, hidden / 2] and so on; `_scales`, which lack the last dimension,
-    become `.scales`.
+    become `.scales`, and `….experts.gate_up_proj_bias` [experts, 2 · width], in turn too, becomes `.bias`. Its weights
+    in other dtypes are transposed, with gates and ups in turn: that there is a bias tells them from Llama 4's.
     """
 
     def __init__(
@@ -165,11 +166,12 @@ class UnstackedExperts(WrappedCheckpoint):
         contents = {name: stored for name, stored in self._inner.contents().items() if name not in self._stacks}
         for name, single in self._singles.items():
             stored = self._stacks[single.stack]
-            rows, columns, *block = stored.shape[1:]
+            rows, *columns = stored.shape[1:3]
             if self._transposed and single.kind == "weight":
-                rows, columns = columns, rows
-            shape = (rows if single.part == "down" else rows // 2, columns * block[0] if block else columns)
-            contents[name] = StoredTensor(shape, stored.dtype)
+                rows, columns = columns[0], [rows]
+            block = stored.shape[3:]
+            rows = rows if single.part == "down" else rows // 2
+            contents[name] = StoredTensor((rows, *(n * block[0] if block else n for n in columns)), stored.dtype)
         return contents
 
     def read(self, name: str, out: Tensor, start: Sequence[int] | None = None) -> None:
@@ -177,24 +179,33 @@ class UnstackedExperts(WrappedCheckpoint):
         if single is None:
             self._inner.read(name, out, start)
             return
-        stack, number, part, kind = single
-        shape = self._stacks[stack].shape
-        row, column = start or (0, 0)
-        if kind == "weight":  # all gates, then all ups
-            row += shape[2 if self._transposed else 1] // 2 if part == "up" else 0
-            if self._transposed:
-                columns = out.new_empty((1, *out.shape[::-1]))
-                self._inner.read(stack, columns, (number, column, row))
-                out.copy_(columns[0].T)
-            else:
-                self._inner.read(stack, out.unsqueeze(0), (number, row, column))
+        begin = tuple(start or [0] * out.dim())
+        if single.kind != "weight" or f"{single.stack}_bias" in self._stacks:
+            self._read_turns(single, out, begin)
             return
-        (rows, columns_), block = out.shape, shape[3:]
+        stack, number, part, _ = single  # all gates, then all ups
+        row, column = begin
+        row += self._stacks[stack].shape[2 if self._transposed else 1] // 2 if part == "up" else 0
+        if self._transposed:
+            columns = out.new_empty((1, *out.shape[::-1]))
+            self._inner.read(stack, columns, (number, column, row))
+            out.copy_(columns[0].T)
+        else:
+            self._inner.read(stack, out.unsqueeze(0), (number, row, column))
+
+    def _read_turns(self, single: _Single, out: Tensor, begin: Sequence[int]) -> None:
+        """Read rows of a stack with gates and ups in turn."""
+        block, ways = self._stacks[single.stack].shape[3:], 1 if single.part == "down" else 2
         each = block[0] if block else 1
-        ways = 1 if part == "down" else 2
-        whole = out.new_empty((1, ways * rows, columns_ // each, *block))
-        self._inner.read(stack, whole, (number, ways * row, column // each, *(0 for _ in block)))
-        out.copy_(whole[0, int(part == "up") :: ways].flatten(1))
+        shape = [ways * out.shape[0], *(size // each for size in out.shape[1:])]
+        window = [ways * begin[0], *(column // each for column in begin[1:])]
+        is_transposed = self._transposed and single.kind == "weight"
+        if is_transposed:
+            shape, window = shape[::-1], window[::-1]
+        whole = out.new_empty((1, *shape, *block))
+        self._inner.read(single.stack, whole, (single.number, *window, *(0 for _ in block)))
+        rows = (whole[0].T if is_transposed else whole[0])[int(single.part == "up") :: ways]
+        out.copy_(rows.flatten(1) if block else rows)
 
 
 def head_part(checkpoint: Checkpoint, fusion: bool) -> Checkpoint:

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import get_args
 
 import torch
 from torch import Tensor
 
+from quire.compute.kernels.activations import SILU, Activation
 from quire.compute.kernels.cpu.embedding import local_indices
 from quire.compute.kernels.cpu.library import library, library_for
 from quire.compute.kernels.cpu.linear import PANEL, PackedWeight, linear, pack_linear, packed_shape
 from quire.compute.kernels.reference import experts as reference
+from quire.compute.kernels.reference.experts import ExpertBiases
 from quire.compute.kernels.routing import Routing, Scoring
 
 _SCORINGS = get_args(Scoring)
@@ -71,29 +74,42 @@ def expert_linear(x: Tensor, weights: Packed, number: int) -> Tensor:
 
 
 def experts(
-    x: Tensor, gate_up: Packed, down: Packed, numbers: Tensor, weights: Tensor, out: Tensor, others: int = 0
+    x: Tensor,
+    gate_up: Packed,
+    down: Packed,
+    numbers: Tensor,
+    weights: Tensor,
+    out: Tensor,
+    others: int = 0,
+    activation: Activation = SILU,
+    biases: ExpertBiases | None = None,
 ) -> None:
     if not isinstance(gate_up, PackedWeight) or not isinstance(down, PackedWeight):
-        reference.experts(x, gate_up, down, numbers, weights, out, others, linear=linear)
+        terms = {"activation": activation, "biases": biases}
+        reference.experts(x, gate_up, down, numbers, weights, out, others, linear=linear, **terms)
         return
     (tokens, hidden), count, width, chosen = x.shape, len(gate_up.data), down.columns, numbers.shape[1]
     assert all(tensor.is_contiguous() for tensor in (x, numbers, weights, out))
     assert x.dtype == weights.dtype == out.dtype == gate_up.data.dtype and numbers.dtype == torch.int64
     assert (gate_up.rows, gate_up.columns, down.rows) == (2 * width, hidden, hidden)
-    fused = gate_up.rows % (2 * PANEL) == 0
-    memory = torch.empty(workspace_bytes(tokens, count, hidden, width, chosen, x.element_size()), dtype=torch.uint8)
+    fused = gate_up.rows % (2 * PANEL) == 0 and activation == SILU
+    of_gate_up, of_down = biases or (None, None)
+    limit = math.inf if activation.limit is None else activation.limit
+    item = x.element_size()
+    memory = torch.empty(workspace_bytes(tokens, count, hidden, width, chosen, item, fused), dtype=torch.uint8)
     gate_up.library(
         "experts", x.dtype, x, tokens, gate_up.data, gate_up.data.numel() // count, down.data,
-        down.data.numel() // count, count, hidden, width, fused, numbers, weights, chosen, memory, out,
+        down.data.numel() // count, count, hidden, width, fused, activation.alpha, activation.added, limit,
+        of_gate_up, of_down, numbers, weights, chosen, memory, out,
     )  # fmt: skip
 
 
-def workspace_bytes(tokens: int, count: int, hidden: int, width: int, chosen: int, element: int) -> int:
+def workspace_bytes(tokens: int, count: int, hidden: int, width: int, chosen: int, element: int, fused: bool) -> int:
     """Return the bytes of the kernel's intermediate results, a linear function of the tokens.
 
-    Elements have `element` bytes.
+    Elements have `element` bytes; `fused` says that gates are applied as products are written.
     """
-    ungated = 0 if 2 * width % (2 * PANEL) == 0 else 2 * width
+    ungated = 0 if fused else 2 * width
     each = 8 * chosen + 4 * hidden + element * (2 * hidden + width + ungated)
     pieces = 7
     return tokens * each + 8 * (count + 2) + pieces * _ALIGNED

@@ -56,7 +56,7 @@ SIGNATURES: dict[str, tuple[type, ...]] = {
     "add_gated": (_P, _P, _P, _I, _I, _F),
     "lora_shrink": (_P, _I, _I, _P, _I, _P, _I, _I, _I, _P, _P, _I, _P),
     "lora_expand": (_P, _I, _P, _I, _I, _I, _P, _I, _I, _P, _P, _I, _P, _P, _P, _P, _I),
-    "experts": (_P, _I, _P, _I, _P, _I, _I, _I, _I, _N, _P, _P, _I, _P, _P),
+    "experts": (_P, _I, _P, _I, _P, _I, _I, _I, _I, _N, _F, _F, _F, *[_P] * 4, _I, _P, _P),
 }
 """The argument types of each kernel that is compiled once for each dtype of SUFFIXES."""
 SUFFIXES = {torch.bfloat16: "bf16", torch.float32: "fp32"}

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
+
+from quire.compute.kernels.activations import SILU, Activation
 
 
 def silu_and_mul(x: Tensor, out: Tensor) -> None:
@@ -11,6 +14,16 @@ def silu_and_mul(x: Tensor, out: Tensor) -> None:
     gate, up = x.chunk(2, dim=-1)
     torch.ops.aten.silu.out(gate, out=out)
     out.mul_(up)
+
+
+def gated(gate: Tensor, up: Tensor, activation: Activation) -> Tensor:
+    """Return the activation of gates and ups of one shape and dtype."""
+    if activation == SILU:
+        return F.silu(gate).mul_(up)
+    wide, other, limit = gate.float(), up.float(), activation.limit
+    if limit is not None:
+        wide, other = wide.clamp(max=limit), other.clamp(-limit, limit)
+    return (wide * torch.sigmoid(activation.alpha * wide) * (other + activation.added)).to(gate.dtype)
 
 
 def gelu_and_mul(x: Tensor, out: Tensor) -> None:

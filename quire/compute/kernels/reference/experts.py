@@ -14,6 +14,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from quire.compute.kernels.activations import SILU, Activation
+from quire.compute.kernels.reference.activation import gated
 from quire.compute.kernels.reference.embedding import local_indices
 from quire.compute.kernels.reference.linear import CodebookWeight, GroupedWeight, ScaledWeight
 from quire.compute.kernels.routing import Routing, Scoring
@@ -54,6 +56,18 @@ class ExpertAdapters(NamedTuple):
     slots: Tensor
     gate_up: StackedLowRank
     down: StackedLowRank
+
+
+class ExpertBiases(NamedTuple):
+    """The biases of all experts' products.
+
+    Attributes:
+        gate_up: [experts, 2 · width], gate, then up.
+        down: [experts, hidden]; None: another rank adds them.
+    """
+
+    gate_up: Tensor
+    down: Tensor | None
 
 
 class AdaptedPairs(NamedTuple):
@@ -205,9 +219,11 @@ def experts(
     out: Tensor,
     others: int = 0,
     adapters: ExpertAdapters | None = None,
+    activation: Activation = SILU,
+    biases: ExpertBiases | None = None,
     linear: Callable[[Tensor, Any, None], Tensor] = F.linear,
 ) -> None:
-    """out = Σ weight · down(silu(gate(x)) · up(x)) over each token's experts.
+    """out = Σ weight · down(activation(gate(x), up(x))) over each token's experts.
 
     Args:
         x: [tokens, hidden].
@@ -217,6 +233,8 @@ def experts(
         out: [tokens, hidden].
         others: How many experts are elsewhere.
         adapters: What adapters of tokens add to all three products; not on a CPU, whose layers add it themselves.
+        activation: What makes one value of a gate and an up.
+        biases: The biases of the products, in the dtype of x; None: they have none.
         linear: Multiplies x with one of the weights; not an argument of the op.
     """
     out.zero_()
@@ -229,13 +247,17 @@ def experts(
             own = tokens[first:end]
             rows = x.index_select(0, own)
             both = linear(rows, gate_up[expert], None)
+            if biases is not None:
+                both += biases.gate_up[expert]
             if adapters is not None:
                 both += _added(rows, adapters.gate_up, expert, adapters.slots[own])
             del rows
             gate, up = both.chunk(2, dim=-1)
-            middle = F.silu(gate).mul_(up)
+            middle = gated(gate, up, activation)
             del both, gate, up
             y = linear(middle, down[expert], None)
+            if biases is not None and biases.down is not None:
+                y += biases.down[expert]
             if adapters is not None:
                 y += _added(middle, adapters.down, expert, adapters.slots[own])
             out.index_add_(0, own, y.mul_(shares[first:end]))
@@ -252,6 +274,8 @@ def coded_experts(
     out: Tensor,
     others: int = 0,
     adapters: ExpertAdapters | None = None,
+    activation: Activation = SILU,
+    biases: ExpertBiases | None = None,
 ) -> None:
     """Compute `experts` with coded weights from `stack_weights`: [experts, 2 · width, hidden], [experts, hidden,
     width].
@@ -260,7 +284,7 @@ def coded_experts(
     two products in groups of any size.
     """
     first, second = ([one_of(stack, number) for number in range(_count(stack))] for stack in (gate_up, down))
-    experts(x, first, second, numbers, weights, out, others, adapters, linear=_multiply)
+    experts(x, first, second, numbers, weights, out, others, adapters, activation, biases, linear=_multiply)
 
 
 adapted_experts, adapted_coded_experts = experts, coded_experts

@@ -25,7 +25,7 @@ from quire.compute.kernels.triton.linear.gemm import GemmConfig
 from quire.compute.kernels.triton.linear.gemv import GemvConfig
 from quire.compute.kernels.triton.norm import quantize_rows as quantize_rows_alone
 from tests.kernels.triton.experts.expected import close_in_codes, quantized
-from tests.kernels.triton.experts.test_experts import close, exact, mixture
+from tests.kernels.triton.experts.test_experts import TERMS, biases_of, close, exact, mixture
 from tests.kernels.triton.linear.coded_weights import CODED, gate_and_up
 
 EXPERTS, CHOSEN, HIDDEN, WIDTH = 3, 2, 128, 128
@@ -63,6 +63,17 @@ def test_products(tokens: int, scheme: str, device: str) -> None:
     close(found, expected)
     reference.coded_experts(x, gate_up, down, numbers, weights, found.fill_(float("nan")))
     close(found, expected)
+
+
+@pytest.mark.parametrize("scheme", [next(scheme for scheme in EXPANDED if "mxfp4" in scheme), SCALED[0]])
+def test_biases_and_activations(scheme: str, device: str) -> None:
+    x, _, _, numbers, weights = mixture(3, EXPERTS, CHOSEN, HIDDEN, WIDTH, torch.float32, device)
+    gate_up, down = layer(CODED[scheme], device)
+    terms = {"activation": TERMS[2], "biases": biases_of(EXPERTS, HIDDEN, WIDTH, x.dtype, device)}
+    found, expected = (torch.full_like(x, float("nan")) for _ in range(2))
+    coded_experts(x, gate_up, down, numbers, weights, found, **terms)
+    reference.coded_experts(x, gate_up, down, numbers.long(), weights, expected, **terms)
+    torch.testing.assert_close(found, expected, rtol=6e-2, atol=6e-2)
 
 
 @pytest.mark.parametrize("configs", WAYS)

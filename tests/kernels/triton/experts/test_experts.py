@@ -9,7 +9,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from quire.compute.kernels.activations import SILU, Activation
 from quire.compute.kernels.dispatch import kernel
+from quire.compute.kernels.reference import experts as reference
+from quire.compute.kernels.reference.experts import ExpertBiases
 from quire.compute.kernels.reference.experts import add_gated as reference_add_gated
 from quire.compute.kernels.reference.experts import route as reference_route
 from quire.compute.kernels.routing import Routing
@@ -218,6 +221,28 @@ def test_products_of_some_of_the_experts(
     )
     close(out, expected)
     assert not out[0].any()
+
+
+TERMS = [SILU, Activation(limit=0.7), Activation("swigluoai", 1.702, 0.8)]
+
+
+def biases_of(count: int, hidden: int, width: int, dtype: torch.dtype, device: str) -> ExpertBiases:
+    return ExpertBiases(*(torch.randn(count, n).to(dtype).to(device) for n in (2 * width, hidden)))
+
+
+@pytest.mark.parametrize("activation", TERMS, ids=str)
+@pytest.mark.parametrize("configs", WAYS)
+@pytest.mark.parametrize("tokens", [2, 17])
+def test_biases_and_activations(tokens: int, activation: Activation, configs: ExpertConfigs, device: str) -> None:
+    if tokens > 2 and isinstance(configs[0], GemvConfig):
+        pytest.skip("for few tokens; the interpreter is slow")
+    arguments = mixture(tokens, 5, 3, 80, 48, torch.float32, device)
+    terms = {"activation": activation, "biases": biases_of(5, 80, 48, torch.float32, device)}
+    out, expected = (torch.full_like(arguments[0], float("nan")) for _ in range(2))
+    experts_with_configs(*arguments, out, configs, overlap=False, **terms)
+    x, gate_up, down, numbers, weights = arguments
+    reference.experts(x, gate_up.unbind(), down.unbind(), numbers.long(), weights, expected, **terms)
+    close(out, expected.double())
 
 
 def test_large_tiles_that_are_full_half_full_and_nearly_empty(device: str) -> None:

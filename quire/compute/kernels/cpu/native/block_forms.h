@@ -13,14 +13,18 @@ constexpr int kMiddle = 127;  // added to IQ4's values, so that none is negative
 alignas(16) constexpr uint8_t kNonlinear[16] = {0,   23,  44,  62,  78,  92,  105, 117,
                                                 128, 140, 152, 165, 180, 196, 216, 240};
 
+constexpr int kMicroMiddle = 12;  // added to twice e2m1's values
+alignas(16) constexpr uint8_t kMicro[16] = {12, 13, 14, 15, 16, 18, 20, 24, 12, 11, 10, 9, 8, 6, 4, 0};
+
 // How a type's weights are kept; see QuantizedType in quire/compute/gguf/tensor_types.py. Types with zeros are no file's: their
 // weights are scale · (code - zero), scales are floats, each block has a zero for each output, one signed byte, and as
-// many groups as the weight says.
+// many groups as the weight says. Types with exponents have scales that are powers of two, of which a byte is kept, and
+// codes that stand for twice e2m1's values.
 struct Form {
     int type, bits, block, group;
     bool scales, minimum;
     int zero;
-    bool nonlinear, zeros;
+    bool nonlinear, zeros, exponents;
 
     constexpr int groups() const { return block / group; }
     constexpr int groups(int64_t of_weight) const { return zeros ? int(of_weight / group) : groups(); }
@@ -30,7 +34,7 @@ struct Form {
         while (zeros && of_weight % own) own /= 2;
         return own;
     }
-    constexpr int64_t scale_offset() const { return zeros ? 4 * kPanel : 2 * kPanel * (1 + minimum); }
+    constexpr int64_t scale_offset() const { return exponents ? kPanel : zeros ? 4 * kPanel : 2 * kPanel * (1 + minimum); }
     constexpr int64_t minimum_offset() const { return scale_offset() + (scales ? groups() * kPanel : 0); }
     constexpr int64_t code_offset() const {
         return minimum_offset() + (zeros ? kPanel : scales && minimum ? groups() * kPanel : 0);
@@ -55,6 +59,7 @@ constexpr Form kForms[] = {
     {23, 4, 256, 32, true, false, kMiddle, true},    // IQ4_XS
     {256, 4, 32, 32, false, true, 0, false, true},   // see grouped_linear.py
     {257, 8, 32, 32, false, true, 0, false, true},
+    {260, 4, 32, 32, false, false, kMicroMiddle, true, false, true},  // see codebook_linear.py
 };
 
 constexpr int64_t kFloat8 = 258;  // no integers: see float8.h
@@ -91,7 +96,7 @@ inline __attribute__((always_inline)) vi codes_of_pair(const uint8_t* codes, int
             high = kAt < 4 ? shift_left<(kAt < 4 ? 4 - kAt : 0)>(high) : shift_right<(kAt < 4 ? 0 : kAt - 4)>(high);
             low = either(low, low_bits<((1 << (Bits - 4)) - 1) << 4>(high));
         }
-        return form_of(Type).nonlinear ? look_up(kNonlinear, low) : low;
+        return form_of(Type).nonlinear ? look_up(form_of(Type).exponents ? kMicro : kNonlinear, low) : low;
     }
 }
 

@@ -66,6 +66,10 @@ struct Product {
                 store(to.least + v * W, mul(own, load_bytes_as_float(block + form.minimum_offset() + v * W)));
                 continue;
             }
+            if (form.exponents) {  // codes stand for twice their values
+                store(to.scale + v * W, mul(load_exponents(block + v * W), all(0.5f)));
+                continue;
+            }
             int64_t at = group * kPanel + v * W;
             vf scale = load_halves(block + v * 2 * W);
             if (Scaled) scale = mul(scale, load_bytes_as_float(block + form.scale_offset() + at));
@@ -261,6 +265,7 @@ Multiply multiply_of(int64_t type) {
         case 14: return Product<14>::run;
         case 20: return Product<20>::run;
         case 23: return Product<23>::run;
+        case 260: return Product<260>::run;
         case 256: return Product<256>::run;
         default: return Product<257>::run;
     }

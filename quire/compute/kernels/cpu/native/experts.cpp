@@ -162,11 +162,13 @@ using namespace quire;
     extern "C" void quire_silu_and_mul_##name(const T* x, int64_t rows, int64_t width, T* out);                        \
     namespace quire {                                                                                                  \
     namespace {                                                                                                        \
-    inline void multiply(const T* x, int64_t rows, const T* packed, int64_t outputs, int64_t columns, T* y) {          \
-        quire_linear_##name(x, columns, rows, packed, outputs, columns, nullptr, y, outputs);                          \
+    inline void multiply(const T* x, int64_t rows, const T* packed, int64_t outputs, int64_t columns, const T* bias,   \
+                         T* y) {                                                                                       \
+        quire_linear_##name(x, columns, rows, packed, outputs, columns, bias, y, outputs);                             \
     }                                                                                                                  \
-    inline void multiply_gated(const T* x, int64_t rows, const T* packed, int64_t width, int64_t columns, T* y) {      \
-        quire_linear_silu_and_mul_##name(x, columns, rows, packed, 2 * width, columns, nullptr, y, width);             \
+    inline void multiply_gated(const T* x, int64_t rows, const T* packed, int64_t width, int64_t columns,              \
+                               const T* bias, T* y) {                                                                  \
+        quire_linear_silu_and_mul_##name(x, columns, rows, packed, 2 * width, columns, bias, y, width);                \
     }                                                                                                                  \
     inline void gate(const T* x, int64_t rows, int64_t width, T* y) { quire_silu_and_mul_##name(x, rows, width, y); }  \
     }                                                                                                                  \
@@ -194,10 +196,33 @@ struct Mixture {
     const T *gate_up, *down;           // packed, one expert behind the other
     int64_t gate_up_size, down_size;   // elements of one
     int64_t count, hidden, width;
-    bool fused;                        // whether gates are applied as products are written
+    bool fused;                        // whether gates are applied as products are written, which only silu is
+    float alpha, added, limit;         // of the activation: gate · σ(alpha · gate) · (up + added), both within the limit
+    const T *gate_up_bias, *down_bias;  // [count, 2 · width], [count, hidden], or none
+
+    bool is_silu() const { return alpha == 1.0f && added == 0.0f && std::isinf(limit); }
+    const T* bias_of(const T* biases, int64_t expert, int64_t size) const {
+        return biases ? biases + expert * size : nullptr;
+    }
 };
 
-// out = Σ weight · down(silu(gate(x)) · up(x)) over each token's experts, summed in fp32. Pairs of expert m.count, which
+// y [rows, width] = the activation of x [rows, 2 · width]: gates, then ups.
+template <class T>
+void activate(const Mixture<T>& m, const T* x, int64_t rows, T* y) {
+    vf most = all(m.limit), least = all(-m.limit);
+    parallel_if(rows * m.width >= kScoresToShare, rows, [&](int64_t row) {
+        const T *gates = x + row * 2 * m.width, *ups = gates + m.width;
+        for (int64_t c = 0; c < m.width; c += W) {
+            int left = int(std::min<int64_t>(W, m.width - c));
+            vf gate = load(gates + c, left), up = load(ups + c, left);
+            gate = smaller(gate, most), up = larger(smaller(up, most), least);
+            vf share = div(gate, add(all(1.0f), exponential(mul(gate, all(-m.alpha)))));
+            store(y + row * m.width + c, mul(share, add(up, all(m.added))), left);
+        }
+    });
+}
+
+// out = Σ weight · down(activation(gate(x), up(x))) over each token's experts, summed in fp32. Pairs of expert m.count, which
 // is another rank's, come last and are left out.
 template <class T>
 void experts(const T* x, int64_t tokens, const Mixture<T>& m, const int64_t* numbers, const T* weights, int64_t chosen,
@@ -227,13 +252,15 @@ void experts(const T* x, int64_t tokens, const Mixture<T>& m, const int64_t* num
             std::memcpy(rows + i * m.hidden, x + own[i] / chosen * m.hidden, m.hidden * sizeof(T));
         });
         const T* gate_up = m.gate_up + e * m.gate_up_size;
+        const T* bias = m.bias_of(m.gate_up_bias, e, 2 * m.width);
         if (m.fused) {
-            multiply_gated(rows, n, gate_up, m.width, m.hidden, gated);
+            multiply_gated(rows, n, gate_up, m.width, m.hidden, bias, gated);
         } else {
-            multiply(rows, n, gate_up, 2 * m.width, m.hidden, both);
-            gate(both, n, m.width, gated);
+            multiply(rows, n, gate_up, 2 * m.width, m.hidden, bias, both);
+            m.is_silu() ? gate(both, n, m.width, gated) : activate(m, both, n, gated);
         }
-        multiply(gated, n, m.down + e * m.down_size, m.hidden, m.width, products);
+        bias = m.bias_of(m.down_bias, e, m.hidden);
+        multiply(gated, n, m.down + e * m.down_size, m.hidden, m.width, bias, products);
         parallel_if(shared, n, [&](int64_t i) {  // a token goes to an expert once
             float* sum = sums + own[i] / chosen * m.hidden;
             vf share = all(load_one(weights + own[i]));
@@ -276,9 +303,11 @@ void experts(const T* x, int64_t tokens, const Mixture<T>& m, const int64_t* num
     QUIRE_ENTRY(add_gated_##name)                                                                                      \
     extern "C" void quire_experts_##name(const T* x, int64_t tokens, const T* gate_up, int64_t gate_up_size,           \
                                          const T* down, int64_t down_size, int64_t count, int64_t hidden,              \
-                                         int64_t width, int32_t fused, const int64_t* numbers, const T* weights,       \
-                                         int64_t chosen, char* memory, T* out) {                                       \
-        Mixture<T> mixture{gate_up, down, gate_up_size, down_size, count, hidden, width, fused != 0};                  \
+                                         int64_t width, int32_t fused, float alpha, float added, float limit,          \
+                                         const T* gate_up_bias, const T* down_bias, const int64_t* numbers,            \
+                                         const T* weights, int64_t chosen, char* memory, T* out) {                     \
+        Mixture<T> mixture{gate_up, down,  gate_up_size, down_size, count,        hidden,   width,                     \
+                           fused != 0, alpha, added, limit, gate_up_bias, down_bias};                                  \
         experts<T>(x, tokens, mixture, numbers, weights, chosen, memory, out);                                         \
     }                                                                                                                  \
     QUIRE_ENTRY(experts_##name)

@@ -46,6 +46,11 @@ inline void add_products(vi& sums, vi a, vi b) {
 }
 inline vf to_float(vi x) { return _mm512_cvtepi32_ps(x); }
 inline vf load_halves(const uint8_t* p) { return _mm512_cvtph_ps(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p))); }
+// Powers of two of which a byte has the exponent, biased as in a float; the least is less than a normal float.
+inline vf load_exponents(const uint8_t* p) {
+    vi bits = _mm512_slli_epi32(_mm512_cvtepu8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p))), 23);
+    return _mm512_castsi512_ps(_mm512_max_epi32(bits, _mm512_set1_epi32(0x400000)));
+}
 inline vf load_bytes_as_float(const uint8_t* p) {
     return _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p))));
 }
@@ -96,6 +101,10 @@ inline void add_products(vi& sums, vi a, vi b) {
 }
 inline vf to_float(vi x) { return _mm256_cvtepi32_ps(x); }
 inline vf load_halves(const uint8_t* p) { return _mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p))); }
+inline vf load_exponents(const uint8_t* p) {
+    vi bits = _mm256_slli_epi32(_mm256_cvtepu8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(p))), 23);
+    return _mm256_castsi256_ps(_mm256_max_epi32(bits, _mm256_set1_epi32(0x400000)));
+}
 inline vf load_bytes_as_float(const uint8_t* p) {
     return _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(p))));
 }

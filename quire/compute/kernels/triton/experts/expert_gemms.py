@@ -31,7 +31,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from quire.compute.kernels.reference.experts import ExpertAdapters
+from quire.compute.kernels.activations import SILU, Activation
+from quire.compute.kernels.reference.experts import ExpertAdapters, ExpertBiases
 from quire.compute.kernels.reference.linear import ScaledWeight
 from quire.compute.kernels.reference.quantized_rows import LARGEST, SMALLEST
 from quire.compute.kernels.triton.experts.expert_adapters import added_rows
@@ -84,11 +85,13 @@ def gemv_by_pair(
     overlap: bool,
     partial: bool = False,
     adapters: ExpertAdapters | None = None,
+    activation: Activation = SILU,
+    biases: ExpertBiases | None = None,
 ) -> None:
     """Compute the op `experts` pair by pair.
 
     Args:
-        x, gate_up, down, numbers, weights, out, adapters: As in `experts`.
+        x, gate_up, down, numbers, weights, out, adapters, activation, biases: As in `experts`.
         configs: The configs of both products.
         overlap: As in dependent_launch.
         partial: Whether some experts are on other ranks; pairs of such experts are left out.
@@ -100,15 +103,16 @@ def gemv_by_pair(
     middle = torch.empty((tokens * chosen, width), dtype=x.dtype, device=x.device)
     first, second = configs
     added_to = added_rows(numbers, adapters)
+    of_gate_up, of_down_bias = biases or (None, None)
     added, slots = added_to(x, middle, True)
     _pair_kernel[(cdiv(width, first.block_n // 2) * tokens * chosen,)](
-        x, w, w_scales, numbers, added, slots, middle, tokens * chosen, width, len(of_down), CHOSEN=chosen,
-        COLUMNS=hidden, BLOCK_N=first.block_n, BLOCK_K=first.block_k, **w_facts, PARTIAL=partial,
-        ADAPTED=adapters is not None, OVERLAP=overlap, num_warps=first.warps, launch_pdl=overlap,
+        x, w, w_scales, of_gate_up, numbers, added, slots, middle, tokens * chosen, width, len(of_down), CHOSEN=chosen,
+        **constants_of(activation), COLUMNS=hidden, BLOCK_N=first.block_n, BLOCK_K=first.block_k, **w_facts,
+        PARTIAL=partial, ADAPTED=adapters is not None, OVERLAP=overlap, num_warps=first.warps, launch_pdl=overlap,
     )  # fmt: skip
     added, slots = added_to(middle, out, False)
     _token_kernel[(cdiv(hidden, second.block_n) * tokens,)](
-        middle, of_down, down_scales, numbers, weights, added, slots, out, tokens, hidden, len(of_down),
+        middle, of_down, down_scales, of_down_bias, numbers, weights, added, slots, out, tokens, hidden, len(of_down),
         CHOSEN=chosen, SLOTS=next_power_of_2(chosen), COLUMNS=width, BLOCK_N=second.block_n, BLOCK_K=second.block_k,
         **down_facts, PARTIAL=partial, ADAPTED=adapters is not None, OVERLAP=overlap, num_warps=second.warps,
         launch_pdl=overlap,
@@ -148,6 +152,8 @@ def gemm_by_expert(
     overlap: bool,
     partial: bool = False,
     adapters: ExpertAdapters | None = None,
+    activation: Activation = SILU,
+    biases: ExpertBiases | None = None,
 ) -> None:
     """Compute the op `experts` expert by expert; arguments as in `gemv_by_pair`.
 
@@ -163,12 +169,13 @@ def gemm_by_expert(
     at_once = codes if not adapted and of_tile % second.block_k == 0 else None
     middle = _middle(x, len(order), of_down.columns, of_tile, at_once)
     parts = _Rows(torch.empty((len(order), of_down.rows), dtype=x.dtype, device=x.device))
-    shared = (order, tiles, weights, numbers.shape[1], overlap)
-    _launch_tiles(*shared, rows, w, middle, first, True, *added_to(x, middle.values, True), adapted)
+    of_gate_up, of_down_bias = biases or (None, None)
+    shared = (order, tiles, weights, numbers.shape[1], overlap, activation)
+    _launch_tiles(*shared, rows, w, of_gate_up, middle, first, True, *added_to(x, middle.values, True), adapted)
     more = added_to(middle.values, parts.values, False)
     if isinstance(down, ScaledWeight) and middle.scales is None:
         middle = _Rows(*quantize_rows(middle.values, down.codes.dtype, down.block[1]), _group_of(down))
-    _launch_tiles(*shared, middle, of_down, parts, second, False, *more, adapted)
+    _launch_tiles(*shared, middle, of_down, of_down_bias, parts, second, False, *more, adapted)
     sum_choices(parts.values, out, numbers, len(of_down.codes), overlap, partial)
 
 
@@ -222,29 +229,31 @@ def sum_choices(parts: Tensor, out: Tensor, numbers: Tensor, experts: int, overl
 
 
 def _launch_tiles(
-    order: Tensor, tiles: Tensor, weights: Tensor, chosen: int, overlap: bool, x: _Rows, w: CodedArguments, y: _Rows,
-    config: GemmConfig, first: bool, added: Tensor, slots: Tensor, adapted: bool,
+    order: Tensor, tiles: Tensor, weights: Tensor, chosen: int, overlap: bool, activation: Activation, x: _Rows,
+    w: CodedArguments, biases: Tensor | None, y: _Rows, config: GemmConfig, first: bool, added: Tensor, slots: Tensor,
+    adapted: bool,
 ) -> None:  # fmt: skip
     places, made = tiles.shape[1], y.values.shape[1]
     across = cdiv(made, config.block_n // 2 if first else config.block_n)
     _tile_kernel[(across * places,)](
-        x.values, x.scales, w.codes, w.scales, w.zeros, w.factors, w.table, order, tiles, weights, added, slots,
+        x.values, x.scales, w.codes, w.scales, w.zeros, w.factors, w.table, biases, order, tiles, weights, added, slots,
         y.values, y.scales, places, made, w.columns, LARGEST.get(y.values.dtype, 1.0), SMALLEST, CHOSEN=chosen,
-        BLOCK_M=config.block_m, BLOCK_N=config.block_n, BLOCK_K=config.block_k, X_GROUP=x.group, **w.facts,
-        SCALE_ROWS=w.scale_rows, WHOLE=w.columns % config.block_k == 0, SWAPPED=config.swapped,
-        FAST=config.block_m >= _MANY, FIRST=first, ADAPTED=adapted, OVERLAP=overlap, num_warps=config.warps,
-        num_stages=config.stages, launch_pdl=overlap,
+        **constants_of(activation), BLOCK_M=config.block_m, BLOCK_N=config.block_n, BLOCK_K=config.block_k,
+        X_GROUP=x.group, **w.facts, SCALE_ROWS=w.scale_rows, WHOLE=w.columns % config.block_k == 0,
+        SWAPPED=config.swapped, FAST=config.block_m >= _MANY, FIRST=first, ADAPTED=adapted, OVERLAP=overlap,
+        num_warps=config.warps, num_stages=config.stages, launch_pdl=overlap,
     )  # fmt: skip
 
 
 @fast_launch
 @triton.jit(do_not_specialize=["pairs", "experts"], do_not_specialize_on_alignment=["slots"])
 def _pair_kernel(
-    x, w, scales, numbers, added, slots, y, pairs, width, experts, CHOSEN: tl.constexpr, COLUMNS: tl.constexpr,
-    BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, SCALE_ROWS: tl.constexpr, GROUPS: tl.constexpr, GROUP: tl.constexpr,
+    x, w, scales, biases, numbers, added, slots, y, pairs, width, experts, CHOSEN: tl.constexpr, KIND: tl.constexpr,
+    ALPHA: tl.constexpr, LIMIT: tl.constexpr, COLUMNS: tl.constexpr, BLOCK_N: tl.constexpr,
+    BLOCK_K: tl.constexpr, SCALE_ROWS: tl.constexpr, GROUPS: tl.constexpr, GROUP: tl.constexpr,
     PARTIAL: tl.constexpr, ADAPTED: tl.constexpr, OVERLAP: tl.constexpr,
 ):  # fmt: skip
-    """Write y [pairs, width] = silu(gate) · up.
+    """Write y [pairs, width], the activation of gates and ups.
 
     Pairs that share an expert read the same rows at about the same time.
     """
@@ -255,15 +264,16 @@ def _pair_kernel(
     expert = tl.load(numbers + pair).to(tl.int64)
     if not PARTIAL or expert < experts:
         _multiply_pair(
-            x, w, scales, added, slots, y, expert, pair, begin, width,
-            CHOSEN, COLUMNS, BLOCK_N, BLOCK_K, SCALE_ROWS, GROUPS, GROUP, ADAPTED,
+            x, w, scales, biases, added, slots, y, expert, pair, begin, width,
+            CHOSEN, KIND, ALPHA, LIMIT, COLUMNS, BLOCK_N, BLOCK_K, SCALE_ROWS, GROUPS, GROUP, ADAPTED,
         )  # fmt: skip
 
 
 @triton.jit
 def _multiply_pair(
-    x, w, scales, added, slots, y, expert, pair, begin, width, CHOSEN: tl.constexpr, COLUMNS: tl.constexpr,
-    BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, SCALE_ROWS: tl.constexpr, GROUPS: tl.constexpr, GROUP: tl.constexpr,
+    x, w, scales, biases, added, slots, y, expert, pair, begin, width, CHOSEN: tl.constexpr, KIND: tl.constexpr,
+    ALPHA: tl.constexpr, LIMIT: tl.constexpr, COLUMNS: tl.constexpr, BLOCK_N: tl.constexpr,
+    BLOCK_K: tl.constexpr, SCALE_ROWS: tl.constexpr, GROUPS: tl.constexpr, GROUP: tl.constexpr,
     ADAPTED: tl.constexpr,
 ):  # fmt: skip
     """Write the outputs of a pair, starting at `begin`."""
@@ -280,7 +290,11 @@ def _multiply_pair(
         if GROUP == 0:
             values *= tl.load(scales)
     one = pair.to(tl.int64) + tl.arange(0, 1)
-    values = finished(values[None, :], added, slots, y, one, one >= 0, begin, width, 1, MADE, 1, CHOSEN, True, ADAPTED)
+    of_bias = None if biases is None else biases + expert * 2 * width
+    values = finished(
+        values[None, :], added, slots, y, of_bias, one, one >= 0, begin, width,
+        1, MADE, 1, CHOSEN, True, ADAPTED, KIND, ALPHA, LIMIT,
+    )  # fmt: skip
     values = tl.reshape(values, (MADE,))
     n = begin + tl.arange(0, MADE)
     tl.store(y + pair.to(tl.int64) * width + n, values.to(y.dtype.element_ty), n < width)
@@ -289,7 +303,7 @@ def _multiply_pair(
 @fast_launch
 @triton.jit(do_not_specialize=["tokens", "experts"], do_not_specialize_on_alignment=["slots"])
 def _token_kernel(
-    x, w, scales, numbers, weights, added, slots, y, tokens, hidden, experts, CHOSEN: tl.constexpr,
+    x, w, scales, biases, numbers, weights, added, slots, y, tokens, hidden, experts, CHOSEN: tl.constexpr,
     SLOTS: tl.constexpr, COLUMNS: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
     SCALE_ROWS: tl.constexpr, GROUPS: tl.constexpr, GROUP: tl.constexpr, PARTIAL: tl.constexpr, ADAPTED: tl.constexpr,
     OVERLAP: tl.constexpr,
@@ -340,9 +354,12 @@ def _token_kernel(
             of_w = _scales_at(scales, expert, rows, hidden, SCALE_ROWS, GROUPS)
             products = scaled_by_group(products, of_w, column, COLUMNS, (BLOCK_N, SLOTS, BLOCK_K // GROUP, GROUP))
         sums += products
-    of_pairs = tl.sum(sums, 2) * weight[None, :]
+    of_pairs = tl.sum(sums, 2)
     if scales is not None and GROUP == 0:
         of_pairs *= tl.load(_scales_at(scales, expert, rows, hidden, SCALE_ROWS, GROUPS))
+    if biases is not None:
+        of_pairs += tl.load(biases + of_rows).to(tl.float32)
+    of_pairs *= weight[None, :]
     n = begin + tl.arange(0, BLOCK_N)
     total = tl.sum(of_pairs, 1)
     if ADAPTED:
@@ -374,9 +391,10 @@ def _added_to_token(
 @fast_launch
 @triton.jit(do_not_specialize=["places"], do_not_specialize_on_alignment=["slots"])
 def _tile_kernel(
-    x, x_scales, w, scales, zeros, factors, table, order, tiles, weights, added, slots, y, y_scales,
+    x, x_scales, w, scales, zeros, factors, table, biases, order, tiles, weights, added, slots, y, y_scales,
     places, made, columns, largest, smallest,
-    CHOSEN: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, X_GROUP: tl.constexpr,
+    CHOSEN: tl.constexpr, KIND: tl.constexpr, ALPHA: tl.constexpr, LIMIT: tl.constexpr,
+    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, X_GROUP: tl.constexpr,
     BITS: tl.constexpr, GROUP: tl.constexpr, SCALE_ROWS: tl.constexpr, MIDDLE: tl.constexpr, ZEROS: tl.constexpr,
     EXPONENTS: tl.constexpr, FACTORS: tl.constexpr, VALUES: tl.constexpr,
     WHOLE: tl.constexpr, SWAPPED: tl.constexpr, FAST: tl.constexpr, FIRST: tl.constexpr, ADAPTED: tl.constexpr,
@@ -411,22 +429,23 @@ def _tile_kernel(
         of_scales = None if scales is None else scales + before
         of_zeros = None if zeros is None else zeros + before
         of_factors = None if factors is None else factors + expert * outputs
+        of_biases = None if biases is None else biases + expert * outputs
         if not FIRST and OVERLAP:
             fetch_ahead(of_w, rows * stored, 0, stored, BLOCK_N, 2 * BLOCK_K)
             wait_for_inputs(OVERLAP)
         if BLOCK_M > 64 and to_pair - from_pair <= BLOCK_M // 2:
             _multiply(
-                x, x_scales, of_w, of_scales, of_zeros, of_factors, table, order, weights, added, slots, y, y_scales,
-                from_pair, to_pair, begin, made, columns, rows, largest, smallest,
-                CHOSEN, BLOCK_M // 2, BLOCK_N, BLOCK_K, X_GROUP,
+                x, x_scales, of_w, of_scales, of_zeros, of_factors, table, of_biases, order, weights, added, slots,
+                y, y_scales, from_pair, to_pair, begin, made, columns, rows, largest, smallest,
+                CHOSEN, KIND, ALPHA, LIMIT, BLOCK_M // 2, BLOCK_N, BLOCK_K, X_GROUP,
                 BITS, GROUP, SCALE_ROWS, MIDDLE, ZEROS, EXPONENTS, FACTORS, VALUES,
                 WHOLE, SWAPPED, FAST, FIRST, ADAPTED,
             )  # fmt: skip
         else:
             _multiply(
-                x, x_scales, of_w, of_scales, of_zeros, of_factors, table, order, weights, added, slots, y, y_scales,
-                from_pair, to_pair, begin, made, columns, rows, largest, smallest,
-                CHOSEN, BLOCK_M, BLOCK_N, BLOCK_K, X_GROUP,
+                x, x_scales, of_w, of_scales, of_zeros, of_factors, table, of_biases, order, weights, added, slots,
+                y, y_scales, from_pair, to_pair, begin, made, columns, rows, largest, smallest,
+                CHOSEN, KIND, ALPHA, LIMIT, BLOCK_M, BLOCK_N, BLOCK_K, X_GROUP,
                 BITS, GROUP, SCALE_ROWS, MIDDLE, ZEROS, EXPONENTS, FACTORS, VALUES,
                 WHOLE, SWAPPED, FAST, FIRST, ADAPTED,
             )  # fmt: skip
@@ -434,9 +453,10 @@ def _tile_kernel(
 
 @triton.jit
 def _multiply(
-    x, x_scales, w, scales, zeros, factors, table, order, weights, added, slots, y, y_scales,
+    x, x_scales, w, scales, zeros, factors, table, biases, order, weights, added, slots, y, y_scales,
     from_pair, to_pair, begin, made, columns, rows, largest, smallest,
-    CHOSEN: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, X_GROUP: tl.constexpr,
+    CHOSEN: tl.constexpr, KIND: tl.constexpr, ALPHA: tl.constexpr, LIMIT: tl.constexpr,
+    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, X_GROUP: tl.constexpr,
     BITS: tl.constexpr, GROUP: tl.constexpr, SCALE_ROWS: tl.constexpr, MIDDLE: tl.constexpr, ZEROS: tl.constexpr,
     EXPONENTS: tl.constexpr, FACTORS: tl.constexpr, VALUES: tl.constexpr,
     WHOLE: tl.constexpr, SWAPPED: tl.constexpr, FAST: tl.constexpr, FIRST: tl.constexpr, ADAPTED: tl.constexpr,
@@ -469,8 +489,8 @@ def _multiply(
             BLOCK_M, BLOCK_N, BLOCK_K, WHOLE, SWAPPED,
         )  # fmt: skip
     values = finished(
-        values, added, slots, weights, pair, there, begin, made,
-        BLOCK_M, MADE, 1 if SWAPPED else 8, CHOSEN, FIRST, ADAPTED,
+        values, added, slots, weights, biases, pair, there, begin, made,
+        BLOCK_M, MADE, 1 if SWAPPED else 8, CHOSEN, FIRST, ADAPTED, KIND, ALPHA, LIMIT,
     )  # fmt: skip
     if y_scales is not None:
         scale, shrink = row_scales(values, largest, smallest, 1)
@@ -483,8 +503,9 @@ def _multiply(
 
 @triton.jit
 def finished(
-    values, added, slots, weights, pair, there, begin, made, ROWS: tl.constexpr, MADE: tl.constexpr,
-    RUN: tl.constexpr, CHOSEN: tl.constexpr, FIRST: tl.constexpr, ADAPTED: tl.constexpr,
+    values, added, slots, weights, biases, pair, there, begin, made, ROWS: tl.constexpr, MADE: tl.constexpr,
+    RUN: tl.constexpr, CHOSEN: tl.constexpr, FIRST: tl.constexpr, ADAPTED: tl.constexpr, KIND: tl.constexpr,
+    ALPHA: tl.constexpr, LIMIT: tl.constexpr,
 ):  # fmt: skip
     """Return a product's results [ROWS, MADE] for the outputs from `begin` on, gated or scaled.
 
@@ -492,6 +513,7 @@ def finished(
         values: The sums [ROWS, MADE]; if FIRST, [ROWS, 2 · MADE] with RUN gates before their ups.
         added, slots: What adapters add to their rows, and the slot of each token's adapter.
         weights: The router's weights, which scale the sums; if FIRST, the sums are gated instead.
+        biases: The expert's biases, [made], if FIRST [2 · made]; None: it has none.
         pair, there: [ROWS], each row's pair, int64, and whether there is one.
     """
     if ADAPTED:
@@ -501,14 +523,39 @@ def finished(
         added += pair[:, None] * (2 * made if FIRST else made) + n[None, :]
     if FIRST:
         gate, up = gates_and_ups(values, ROWS, MADE, RUN)
+        if biases is not None:
+            of_gates = biases + begin + tl.arange(0, MADE)
+            exists = begin + tl.arange(0, MADE) < made
+            gate += tl.load(of_gates, exists, 0.0).to(tl.float32)[None, :]
+            up += tl.load(of_gates + made, exists, 0.0).to(tl.float32)[None, :]
         if ADAPTED:
             gate += tl.load(added, inside, 0.0).to(tl.float32)
             up += tl.load(added + made, inside, 0.0).to(tl.float32)
-        values = silu_times(gate, up)
+        values = activated(gate, up, KIND, ALPHA, LIMIT)
     else:
+        if biases is not None:
+            m = begin + tl.arange(0, MADE)
+            values += tl.load(biases + m, m < made, 0.0).to(tl.float32)[None, :]
         if ADAPTED:
             values += tl.load(added, inside, 0.0).to(tl.float32)
         values *= tl.load(weights + pair).to(tl.float32)[:, None]
+    return values
+
+
+def constants_of(activation: Activation) -> dict[str, str | float]:
+    """Return the constants that kernels are compiled for; a limit of 0 stands for none."""
+    return {"KIND": activation.kind, "ALPHA": activation.alpha, "LIMIT": activation.limit or 0.0}
+
+
+@triton.jit
+def activated(gate, up, KIND: tl.constexpr, ALPHA: tl.constexpr, LIMIT: tl.constexpr):
+    """Return the activation of gates and ups, as kernels/activations.py has it."""
+    if LIMIT > 0:
+        gate, up = tl.minimum(gate, LIMIT), tl.minimum(tl.maximum(up, -LIMIT), LIMIT)
+    if KIND == "swigluoai":
+        values = gate * tl.sigmoid(ALPHA * gate) * (up + 1.0)
+    else:
+        values = silu_times(gate, up)
     return values
 
 

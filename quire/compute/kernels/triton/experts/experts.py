@@ -21,8 +21,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from quire.compute.kernels.reference.experts import ExpertAdapters
-from quire.compute.kernels.reference.linear import ScaledWeight
+from quire.compute.kernels.activations import SILU, Activation
+from quire.compute.kernels.reference.experts import ExpertAdapters, ExpertBiases
+from quire.compute.kernels.reference.linear import CodebookWeight, ScaledWeight
 from quire.compute.kernels.triton.experts import routing
 from quire.compute.kernels.triton.experts.expert_gemms import (
     ExpertConfigs,
@@ -31,6 +32,7 @@ from quire.compute.kernels.triton.experts.expert_gemms import (
     gemm_by_expert,
     gemv_by_pair,
 )
+from quire.compute.kernels.triton.experts.mxfp4_by_pair import mxfp4_by_pair, serves_by_pair
 from quire.compute.kernels.triton.launching.dependent_launch import can_overlap
 from quire.compute.kernels.triton.launching.device_properties import program_memory
 from quire.compute.kernels.triton.linear.coded_gemm import coded_arguments
@@ -47,6 +49,18 @@ EXPANDED = (
 )
 """Configs for codes that are expanded, with the maximum average number of pairs for each expert. The first two were
 measured on an NVIDIA H200."""
+MXFP4_BY_PAIR_UP_TO = 2
+"""The most tokens for which mxfp4 is multiplied pair by pair."""
+MXFP4_BY_PAIR = (GemvConfig(8, 512, 4), GemvConfig(4, 512, 4))
+MXFP4 = (
+    (2, GemmConfig(16, 128, 128, 1, 4, 3, True)),
+    (24, GemmConfig(32, 64, 64, 1, 4, 3, True)),
+    (256, GemmConfig(64, 128, 64, 1, 4, 3, True)),
+    (float("inf"), GemmConfig(256, 128, 64, 1, 8, 3, True)),
+)
+"""Configs for mxfp4, measured on an NVIDIA H200, with the maximum average number of pairs for each expert."""
+HOPPER = 227 * 1024
+"""The shared memory of a program that MXFP4's configs were chosen for."""
 _CONFIGS = Path(__file__).parent / "configs" / "device_name=NVIDIA_H200.json"
 _LARGEST_BLOCKED = 128
 """The maximum rows of a weight in a tile whose sums are scaled at each step; more would take too many registers."""
@@ -67,6 +81,8 @@ def experts(
     out: Tensor,
     others: int = 0,
     adapters: ExpertAdapters | None = None,
+    activation: Activation = SILU,
+    biases: ExpertBiases | None = None,
 ) -> None:
     """Implement reference/experts.py's `experts` for dense or coded weights.
 
@@ -75,11 +91,10 @@ def experts(
     assert all(t.is_contiguous() for t in (x, gate_up, down, numbers, weights, out) if isinstance(t, Tensor))
     if not len(x):
         return
-    configs = _configs_for(x, gate_up, down, numbers, others)
+    configs = _configs_for(x, gate_up, down, numbers, others, adapters is not None)
     overlap = can_overlap(x.device)
-    experts_with_configs(
-        x, gate_up, down, numbers, weights, out, configs, overlap=overlap, others=others, adapters=adapters
-    )
+    terms = {"others": others, "adapters": adapters, "activation": activation, "biases": biases}
+    experts_with_configs(x, gate_up, down, numbers, weights, out, configs, overlap=overlap, **terms)
 
 
 coded_experts = adapted_experts = adapted_coded_experts = experts
@@ -98,16 +113,36 @@ def experts_with_configs(
     overlap: bool,
     others: int = 0,
     adapters: ExpertAdapters | None = None,
+    activation: Activation = SILU,
+    biases: ExpertBiases | None = None,
 ) -> None:
     """Compute `experts` with these configs; `overlap` as in dependent_launch."""
-    if isinstance(configs[0], GemvConfig):
+    terms = adapters, activation, biases
+    if isinstance(configs[0], GemvConfig) and serves_by_pair(gate_up):
+        assert adapters is None and isinstance(gate_up, CodebookWeight) and isinstance(down, CodebookWeight)
+        mxfp4_by_pair(
+            x,
+            gate_up,
+            down,
+            numbers,
+            weights,
+            out,
+            configs,
+            overlap,
+            others > 0,
+            activation,
+            biases,  # type: ignore[arg-type]
+        )
+    elif isinstance(configs[0], GemvConfig):
         assert isinstance(gate_up, Tensor | ScaledWeight) and isinstance(down, Tensor | ScaledWeight)
-        gemv_by_pair(x, gate_up, down, numbers, weights, out, configs, overlap, others > 0, adapters)
+        gemv_by_pair(x, gate_up, down, numbers, weights, out, configs, overlap, others > 0, *terms)
     else:
-        gemm_by_expert(x, gate_up, down, numbers, weights, out, configs, overlap, others > 0, adapters)
+        gemm_by_expert(x, gate_up, down, numbers, weights, out, configs, overlap, others > 0, *terms)
 
 
-def _configs_for(x: Tensor, gate_up: ExpertsWeight, down: ExpertsWeight, numbers: Tensor, others: int) -> ExpertConfigs:
+def _configs_for(
+    x: Tensor, gate_up: ExpertsWeight, down: ExpertsWeight, numbers: Tensor, others: int, adapted: bool
+) -> ExpertConfigs:
     memory, chosen = program_memory(x.device), numbers.shape[1]
     if isinstance(down, Tensor):
         count, hidden, width = down.shape
@@ -122,7 +157,10 @@ def _configs_for(x: Tensor, gate_up: ExpertsWeight, down: ExpertsWeight, numbers
         block = next((weight.block[1] for weight in (gate_up, down) if weight.scales.shape[2] > 1), None)
         return scaled_configs((count + others, chosen, hidden, width), len(x), down.codes.dtype, block, memory)
     count = len(coded_arguments(down).codes) + others
-    return next((config,) * 2 for most, config in EXPANDED if numbers.numel() <= most * count)
+    if serves_by_pair(down) and len(x) <= MXFP4_BY_PAIR_UP_TO and not adapted:
+        return MXFP4_BY_PAIR
+    table = MXFP4 if serves_by_pair(down) and x.dtype == torch.bfloat16 and memory >= HOPPER else EXPANDED
+    return next((config,) * 2 for most, config in table if numbers.numel() <= most * count)
 
 
 @functools.cache

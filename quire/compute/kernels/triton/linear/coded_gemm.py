@@ -135,11 +135,23 @@ def coded_arguments(weight: AnyCoded) -> CodedArguments:
         exponents = weight.scales.dtype == torch.float8_e8m0fnu
         scales = weight.scales.view(torch.uint8) if exponents else weight.scales
         factors = weight.table if weight.factors is None else weight.factors
-        facts = facts_of(4, weight.group, EXPONENTS=exponents, FACTORS=weight.factors is not None, VALUES=weight.values)
+        values = "mxfp4" if is_mxfp4(weight) and has_bf16_pairs(scales.device) else weight.values
+        facts = facts_of(4, weight.group, EXPONENTS=exponents, FACTORS=weight.factors is not None, VALUES=values)
         return CodedArguments(weight.packed, scales, scales, factors, weight.table, rows, weight.columns, facts)
     zeros, middle = (weight.scales, 1 << weight.bits - 1) if weight.zeros is None else (weight.zeros, 0)
     facts = facts_of(weight.bits, weight.group, MIDDLE=middle, ZEROS=weight.zeros is not None)
     return CodedArguments(weight.packed, weight.scales, zeros, *(weight.scales,) * 2, rows, weight.columns, facts)
+
+
+def is_mxfp4(weight: CodebookWeight) -> bool:
+    """Whether the weight's codes are e2m1, and its scales powers of two of 32 columns."""
+    exponents = weight.scales.dtype == torch.float8_e8m0fnu
+    return exponents and weight.values == "e2m1" and weight.group == 32 and weight.factors is None
+
+
+def has_bf16_pairs(device: torch.device) -> bool:
+    """Whether the GPU multiplies two bf16 at a time."""
+    return device.type == "cuda" and torch.version.hip is None and torch.cuda.get_device_capability(device) >= (8, 0)
 
 
 def facts_of(bits: int, group: int, **others: int | bool | str) -> dict[str, int | bool | str]:
@@ -162,6 +174,8 @@ def coded_loop(
         codes, scales, zeros, factors, table: As in CodedArguments.
         rows: Rows of the weight, [BLOCK_N] int64.
     """
+    if VALUES == "mxfp4" and x.dtype.element_ty == tl.bfloat16:
+        return micro_loop(x, x_rows, x_mask, codes, scales, rows, columns, BLOCK_M, BLOCK_N, BLOCK_K)
     RUNS: tl.constexpr = BLOCK_K // 32
     PART: tl.constexpr = 16 if BITS == 4 or GROUP % 32 != 0 else 32  # of a run, that is multiplied at once
     groups = tl.cdiv(columns, GROUP)
@@ -203,6 +217,79 @@ def coded_loop(
 
 
 @triton.jit
+def micro_loop(
+    x, x_rows, x_mask, codes, scales, rows, columns,
+    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
+):  # fmt: skip
+    """Return the result of `coded_loop` for mxfp4 and x in bf16; codes are expanded two at a time."""
+    RUNS: tl.constexpr = BLOCK_K // 32
+    run, place, flat = tl.arange(0, RUNS), tl.arange(0, 16), tl.arange(0, RUNS * 16)
+    code_rows, scale_rows = (rows * (columns // 2))[:, None, None], (rows * (columns // 32))[:, None]
+    sums = tl.zeros((BLOCK_N, BLOCK_M), tl.float32)
+    for begin in range(0, columns, BLOCK_K):
+        first = begin + run * 32
+        there = first < columns
+        at = (first // 2)[:, None] + place[None, :]
+        stored = tl.load(codes + code_rows + at[None, :, :], there[None, :, None], 0, eviction_policy="evict_first")
+        exponents = tl.load(scales + scale_rows + (begin // 32 + run)[None, :], there[None, :], 0)
+        low, high = micro_values(stored, exponents[:, :, None])
+        k = begin + flat // 16 * 32 + flat % 16
+        inside = x_mask[:, None] & (k < columns)[None, :]
+        a = tl.load(x + x_rows[:, None] + k[None, :], inside, 0.0)
+        sums = tl.dot(tl.reshape(low, (BLOCK_N, RUNS * 16)), tl.trans(a), sums)
+        b = tl.load(x + x_rows[:, None] + (k + 16)[None, :], inside, 0.0)
+        sums = tl.dot(tl.reshape(high, (BLOCK_N, RUNS * 16)), tl.trans(b), sums)
+    return tl.trans(sums) * 9223372036854775808.0
+
+
+@triton.jit
+def micro_values(stored, exponents):
+    """Return the values of the low and of the high codes of bytes of e2m1, 2^-63 times, in bf16.
+
+    The last three bits of a code, as those of a bf16, are 2^-126 times the value: the product with a scale, two at a
+    time, is exact. The factor keeps scales from 2^-60 to 2^64 within bf16.
+
+    Args:
+        stored: [rows, runs, 16] uint8; neighbouring bytes lie in one thread.
+        exponents: [rows, runs, 1] uint8, of the scales.
+    """
+    scale = (tl.minimum(exponents.to(tl.int32) + 63, 254) << 7).to(tl.int16)
+    return tl.inline_asm_elementwise(
+        """
+        {
+        .reg .b32 w, s, none;
+        mov.b32 none, 0x80008000;
+        prmt.b32 w, $4, 0, 0x3120;
+        shl.b32 s, w, 12;
+        and.b32 s, s, 0x80008000;
+        shl.b32 $0, w, 6;
+        lop3.b32 $0, $0, 0x01C001C0, s, 0xEA;
+        fma.rn.bf16x2 $0, $0, $5, none;
+        shl.b32 s, w, 4;
+        and.b32 s, s, 0x80008000;
+        shr.u32 $1, w, 2;
+        lop3.b32 $1, $1, 0x01C001C0, s, 0xEA;
+        fma.rn.bf16x2 $1, $1, $6, none;
+        shl.b32 s, w, 8;
+        and.b32 s, s, 0x80008000;
+        shl.b32 $2, w, 2;
+        lop3.b32 $2, $2, 0x01C001C0, s, 0xEA;
+        fma.rn.bf16x2 $2, $2, $5, none;
+        and.b32 s, w, 0x80008000;
+        shr.u32 $3, w, 6;
+        lop3.b32 $3, $3, 0x01C001C0, s, 0xEA;
+        fma.rn.bf16x2 $3, $3, $6, none;
+        }
+        """,
+        "=&r,=&r,=&r,=&r,r,r,r",
+        [stored, tl.broadcast_to(scale, stored.shape)],
+        dtype=(tl.bfloat16, tl.bfloat16),
+        is_pure=True,
+        pack=4,
+    )
+
+
+@triton.jit
 def scale_values(stored, EXPONENTS: tl.constexpr):
     """Return stored scales as fp32; EXPONENTS: they are exponents of powers of two, biased as those of fp32."""
     if EXPONENTS:
@@ -220,7 +307,7 @@ def code_values(codes, table, VALUES: tl.constexpr):
     """
     if VALUES == "unsigned":
         values = (codes.to(tl.int32) | 0x4B000000).to(tl.float32, bitcast=True) - 8388608.0
-    elif VALUES == "e2m1":
+    elif VALUES == "e2m1" or VALUES == "mxfp4":
         bits = codes.to(tl.int32)
         half = ((bits & 8) << 12) | ((bits & 7) << 9)
         values = half.to(tl.int16).to(tl.float16, bitcast=True).to(tl.float32) * 16384.0
