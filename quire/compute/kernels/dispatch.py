@@ -14,10 +14,8 @@ from typing import Any
 _OPS: dict[tuple[str | None, str | None], str] = {
     ("cpu.norm", "triton.norm"): "rms_norm layer_norm",
     ("cpu.activation", "triton.activation"): "silu_and_mul gelu_and_mul gelu soft_cap",
-    (
-        "reference.activation",
-        "reference.activation",
-    ): "gelu_exact gelu_exact_and_mul quick_gelu relu relu_squared xielu",
+    ("cpu.activation", "reference.activation"): "gelu_exact gelu_exact_and_mul quick_gelu relu relu_squared",
+    ("reference.activation", "reference.activation"): "xielu",
     ("cpu.embedding", "triton.step_inputs"): "embed angles prepare_inputs",
     ("cpu.embedding", "reference.embedding"): "pack_tied take_rows local_indices",
     ("cpu.states", "reference.states"): "copy_stream multiply put_rows state_rows spread_columns",

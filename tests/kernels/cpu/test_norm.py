@@ -7,6 +7,7 @@ import torch
 
 from quire.compute.kernels.cpu.activation import gelu, gelu_and_mul, silu_and_mul, soft_cap
 from quire.compute.kernels.cpu.norm import layer_norm, rms_norm
+from quire.compute.kernels.dispatch import kernel
 from quire.compute.kernels.reference import activation, norm
 
 TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 1e-2}
@@ -47,6 +48,18 @@ def test_layer_norm(dtype: torch.dtype, shape: tuple[int, int]) -> None:
         norm.layer_norm(other, weight, bias, 1e-5, expected, delta)
         assert torch.equal(x, other)
         torch.testing.assert_close(found, expected, rtol=10 * TOLERANCE[dtype], atol=10 * TOLERANCE[dtype])
+
+
+@pytest.mark.parametrize("dtype", list(TOLERANCE))
+@pytest.mark.parametrize("shape", [(1, 64), (3, 50), (40, 1031)])
+@pytest.mark.parametrize("op", ["gelu_exact", "gelu_exact_and_mul", "quick_gelu", "relu", "relu_squared"])
+def test_other_activations(op: str, dtype: torch.dtype, shape: tuple[int, int]) -> None:
+    ways = 2 if op.endswith("_and_mul") else 1
+    x = 8 * normal(shape[0], ways * shape[1], seed=0, dtype=dtype)
+    found, expected = torch.empty(shape, dtype=dtype), torch.empty(shape, dtype=torch.float32)
+    kernel(op, "cpu")(x, found)
+    getattr(activation, op)(x.float(), expected)
+    torch.testing.assert_close(found.float(), expected, rtol=TOLERANCE[dtype], atol=TOLERANCE[dtype])
 
 
 @pytest.mark.parametrize("dtype", list(TOLERANCE))

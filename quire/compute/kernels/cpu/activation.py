@@ -29,6 +29,41 @@ def gelu(x: Tensor, out: Tensor) -> None:
         kernels("gelu", x.dtype, x, *out.shape, out)
 
 
+def gelu_exact(x: Tensor, out: Tensor) -> None:
+    if (kernels := _library_for_rows(x, out)) is None:
+        reference.gelu_exact(x, out)
+    else:
+        kernels("gelu_exact", x.dtype, x, *out.shape, out)
+
+
+def gelu_exact_and_mul(x: Tensor, out: Tensor) -> None:
+    if (kernels := _library_for_rows(x, out)) is None:
+        reference.gelu_exact_and_mul(x, out)
+    else:
+        kernels("gelu_exact_and_mul", x.dtype, x, *out.shape, out)
+
+
+def quick_gelu(x: Tensor, out: Tensor) -> None:
+    if (kernels := _library_for_rows(x, out)) is None:
+        reference.quick_gelu(x, out)
+    else:
+        kernels("quick_gelu", x.dtype, x, *out.shape, out)
+
+
+def relu(x: Tensor, out: Tensor) -> None:
+    if (kernels := _library_for_rows(x, out)) is None:
+        reference.relu(x, out)
+    else:
+        kernels("relu", x.dtype, x, *out.shape, out)
+
+
+def relu_squared(x: Tensor, out: Tensor) -> None:
+    if (kernels := _library_for_rows(x, out)) is None:
+        reference.relu_squared(x, out)
+    else:
+        kernels("relu_squared", x.dtype, x, *out.shape, out)
+
+
 def soft_cap(x: Tensor, cap: float) -> None:
     if (kernels := _library_for_rows(x)) is None:
         reference.soft_cap(x, cap)

@@ -324,6 +324,21 @@ using namespace quire;
     extern "C" void quire_gelu_##name(const T* x, int64_t rows, int64_t width, T* out) {                               \
         activate_rows<false>(x, rows, width, out, [](vf v) { return gelu(v); });                                       \
     }                                                                                                                  \
+    extern "C" void quire_gelu_exact_##name(const T* x, int64_t rows, int64_t width, T* out) {                         \
+        activate_rows<false>(x, rows, width, out, [](vf v) { return gelu_exact(v); });                                 \
+    }                                                                                                                  \
+    extern "C" void quire_quick_gelu_##name(const T* x, int64_t rows, int64_t width, T* out) {                         \
+        activate_rows<false>(x, rows, width, out, [](vf v) { return quick_gelu(v); });                                 \
+    }                                                                                                                  \
+    extern "C" void quire_relu_##name(const T* x, int64_t rows, int64_t width, T* out) {                               \
+        activate_rows<false>(x, rows, width, out, [](vf v) { return relu(v); });                                       \
+    }                                                                                                                  \
+    extern "C" void quire_gelu_exact_and_mul_##name(const T* x, int64_t rows, int64_t width, T* out) {                 \
+        activate_rows<true>(x, rows, width, out, [](vf v) { return gelu_exact(v); });                                  \
+    }                                                                                                                  \
+    extern "C" void quire_relu_squared_##name(const T* x, int64_t rows, int64_t width, T* out) {                       \
+        activate_rows<false>(x, rows, width, out, [](vf v) { return mul(relu(v), relu(v)); });                         \
+    }                                                                                                                  \
     extern "C" void quire_soft_cap_##name(T* x, int64_t rows, int64_t width, float cap) {                              \
         activate_rows<false>(x, rows, width, x, [cap](vf v) { return mul(tanh(div(v, all(cap))), all(cap)); });        \
     }                                                                                                                  \
@@ -337,6 +352,11 @@ using namespace quire;
     QUIRE_ENTRY(qk_mean_squares_##name)                                                                                \
     QUIRE_ENTRY(silu_and_mul_##name)                                                                                   \
     QUIRE_ENTRY(gelu_and_mul_##name)                                                                                   \
+    QUIRE_ENTRY(gelu_exact_##name)                                                                                     \
+    QUIRE_ENTRY(gelu_exact_and_mul_##name)                                                                             \
+    QUIRE_ENTRY(quick_gelu_##name)                                                                                     \
+    QUIRE_ENTRY(relu_##name)                                                                                           \
+    QUIRE_ENTRY(relu_squared_##name)                                                                                   \
     QUIRE_ENTRY(gelu_##name)                                                                                           \
     QUIRE_ENTRY(soft_cap_##name)
 
