@@ -40,10 +40,10 @@ class ConfigFile:
         if not isinstance(values, dict):
             raise CheckpointError(f"{file} holds no JSON object: download it again.")
         self._values: dict[str, Any] = values
-        self._names: Mapping[str, str] = {}
+        self._names: Mapping[str, str | tuple[str, ...]] = {}
         self._defaults: Mapping[str, Any] = {}
 
-    def adopt(self, names: Mapping[str, str], defaults: Mapping[str, Any]) -> None:
+    def adopt(self, names: Mapping[str, str | tuple[str, ...]], defaults: Mapping[str, Any]) -> None:
         """Apply an architecture's names of Llama's keys, and its defaults for missing keys."""
         self._names, self._defaults = names, defaults
 
@@ -57,13 +57,20 @@ class ConfigFile:
         outer = {key: self._values[key] for key in _OF_ALL if self._values.get(key) is not None}
         self._values = {**defaults, **inner, **outer}
 
+    def _name(self, key: str) -> str:
+        """Return the file's name of a key; of several that it may have, the first one that is there."""
+        names = self._names.get(key, key)
+        if isinstance(names, str):
+            return names
+        return next((name for name in names if self._values.get(name) is not None), names[0])
+
     def refused(self, key: str, text: str) -> CheckpointError:
         """Make an error about `key` with this text."""
         return CheckpointError(f"{self._file}: {text}", param=key)
 
     def wrong(self, key: str, reason: str) -> CheckpointError:
         """Make an error that tells the value of `key` and why it is not served."""
-        name = self._names.get(key, key)
+        name = self._name(key)
         return CheckpointError(f"{self._file}: '{name}' is {self._values.get(name)!r}, it {reason}.", param=name)
 
     def get(self, key: str, default: Any = None) -> Any:
@@ -71,7 +78,7 @@ class ConfigFile:
 
         Where null has a meaning, a null gives `default`; elsewhere it counts as a missing key.
         """
-        name = self._names.get(key, key)
+        name = self._name(key)
         value = self._values.get(name)
         if value is not None:
             return value

@@ -97,4 +97,15 @@ DIVISIBLE: dict[str, dict[str, Any]] = {
         "rotary_dim": 4,
         "vocab_size": 321,
     },
+    "bloom": {"architecture": "BloomForCausalLM", "num_attention_heads": 8, "hidden_size": 64, "vocab_size": 321},
+    "afmoe": _SHAPE
+    | {
+        "architecture": "AfmoeForCausalLM",
+        "num_dense_layers": 2,
+        "global_attn_every_n_layers": 2,
+        "sliding_window": 13,
+        "num_experts": 4,
+        "num_experts_per_tok": 2,
+        "moe_intermediate_size": 24,
+    },
 }

@@ -221,5 +221,13 @@ ROWS: dict[str, dict[str, Any]] = {
         "floor_scale": 8,
         "attn_scale": 0.5,
     },
+    "BloomForCausalLM": {},
+    "MptForCausalLM": {
+        "d_model": 64,
+        "n_heads": 4,
+        "n_layers": 3,
+        "max_seq_len": 512,
+        "attn_config": {"clip_qkv": 0.5},
+    },
 }
 """By `architectures` entry, what differs from SHAPE; `like` names the class that transformers has of it."""

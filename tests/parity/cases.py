@@ -264,11 +264,6 @@ CASES: dict[str, dict[str, Any]] = {
         "use_qk_norm": True,
         "logit_scale": 0.3,
     },
-    "cohere2, no rotation beside windows": {
-        "architecture": "Cohere2ForCausalLM",
-        "sliding_window": 13,
-        "num_hidden_layers": 4,
-    },
     "olmo, clipped queries, keys and values": {"architecture": "OlmoForCausalLM", "clip_qkv": 0.4},
     "olmo2, norms of whole queries and keys": {"architecture": "Olmo2ForCausalLM", "num_key_value_heads": 1},
     "hunyuan, norms behind the rotation": {
@@ -334,4 +329,15 @@ CASES: dict[str, dict[str, Any]] = {
         "rotary_dim": 4,
     },
     "nanochat, norms without weights, backward rotation": {"architecture": "NanoChatForCausalLM"},
+    "bloom, scores that fall with the distance": {"architecture": "BloomForCausalLM", "num_attention_heads": 6},
+    "afmoe, a gate of attention's output": {
+        "architecture": "AfmoeForCausalLM",
+        "head_dim": 16,
+        "num_hidden_layers": 4,
+        "num_dense_layers": 3,
+        "sliding_window": 13,
+        "num_experts": 4,
+        "num_experts_per_tok": 2,
+        "moe_intermediate_size": 24,
+    },
 }

@@ -38,13 +38,14 @@ RECORDED = [
     "longrope, llama",
     "glm, interleaved pairs in a part of each head",
     "cohere, layer norms of heads",
-    "cohere2, no rotation beside windows",
     "olmo, clipped queries, keys and values",
     "olmo2, norms of whole queries and keys",
     "hunyuan, norms behind the rotation",
     "ministral3, queries scaled by their positions",
     "qwen2 moe, a gated shared expert",
     "glm4 moe, groups and a correction",
+    "bloom, scores that fall with the distance",
+    "afmoe, a gate of attention's output",
 ]
 ASKED: list[dict[str, Any]] = [
     {"temperature": 0.0},

@@ -90,7 +90,7 @@ class Family:
     Attributes:
         decoder: The class that builds the model, as "module:class".
         modules: The checkpoint's names of modules.
-        names: The architecture's names of keys in config.json, by Llama's names.
+        names: The architecture's names of keys in config.json, by Llama's names; of several, the first that a file has.
         defaults: Values of missing keys, where they differ from Llama's.
         only: The values that are served of keys that change the arithmetic; a file with others is refused.
         activations: The values of `hidden_act` that are served.
@@ -109,7 +109,7 @@ class Family:
 
     decoder: str = "quire.models.decoder:Decoder"
     modules: ModuleNames = ModuleNames()
-    names: Mapping[str, str] = field(default_factory=dict)
+    names: Mapping[str, str | tuple[str, ...]] = field(default_factory=dict)
     defaults: Mapping[str, Any] = field(default_factory=dict)
     only: Mapping[str, tuple[object, ...]] = field(default_factory=dict)
     activations: tuple[str, ...] = GATED

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from quire.models.families import (
+    bloom,
     cohere,
     ernie,
     exaone,
@@ -44,6 +45,7 @@ _GROUPS = (
     granite,
     exaone,
     plain,
+    bloom,
     cohere,
     ernie,
     glm,
