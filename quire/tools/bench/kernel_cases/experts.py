@@ -45,6 +45,27 @@ def _route(tokens: int, mixture: _Mixture) -> KernelCase:
     return KernelCase("route", f"{tokens} tokens to {mixture.chosen} of {mixture.name}", make, moved)
 
 
+def _route_by_scores(tokens: int, mixture: _Mixture, routing: Routing) -> KernelCase:
+    """A router other than Qwen3's; a correction is for the choice alone."""
+
+    def make(device: torch.device) -> Arguments:
+        correction = torch.randn(mixture.experts, device=device) if routing.correction else None
+        return (_logits(tokens, mixture, device), routing, 0, None, correction), {}
+
+    moved = tokens * (mixture.experts * ITEM + routing.chosen * (ITEM + 4))
+    name = f"{tokens} tokens to {routing.chosen} of {mixture.experts} experts, {routing.scoring}"
+    return KernelCase("route", f"{name}, {routing.groups} groups" if routing.groups > 1 else name, make, moved)
+
+
+def _add_gated(tokens: int, width: int, gated: bool) -> KernelCase:
+    def make(device: torch.device) -> Arguments:
+        gate = scaled_normal(device, tokens, 1) if gated else None
+        return (scaled_normal(device, tokens, width), scaled_normal(device, tokens, width), gate), {}
+
+    name = f"{tokens} tokens of {width}{', gated' if gated else ''}"
+    return KernelCase("add_gated", name, make, 3 * tokens * width * ITEM)
+
+
 def _experts(tokens: int, mixture: _Mixture) -> KernelCase:
     """A layer of experts. The bytes count as many experts as tokens that choose uniformly are expected to go to."""
 
@@ -197,12 +218,30 @@ def _adapted_cases(sizes: Sequence[tuple[int, int]], mixture: _Mixture) -> tuple
     )
 
 
+_DEEPSEEK = Routing(8, True, "sigmoid", 2.5, 1e-20, 8, 4, of_best_two=True, correction=True)
+_OTHER_ROUTINGS = (
+    Routing(8, True, "sigmoid", 2.5, correction=True),
+    _DEEPSEEK,
+    Routing(6, True, "sqrtsoftplus", 1.5, correction=True, cap=30.0),
+    Routing(2, False, "sparsemixer", margin=0.01),
+)
+
+
+def _router_cases(tokens: Sequence[int], mixture: _Mixture) -> tuple[KernelCase, ...]:
+    return (
+        *(_route_by_scores(count, mixture, routing) for routing in _OTHER_ROUTINGS for count in tokens),
+        *(_add_gated(count, mixture.hidden, gated) for gated in (False, True) for count in tokens),
+    )
+
+
 CASES = (
+    *_router_cases((1, 32, 2_048), _Mixture(256, 8, 4_096, 1_536, 256)),
     *_cases((1, 8, 32, 128, 512, 2_048, 8_192), _QWEN3_30B),
     *_cases((1, 8, 32, 128, 2_048), _HALF_OF_QWEN3_30B),
     *_adapted_cases(((1, 1), (32, 1), (32, 8), (128, 8), (2_048, 1), (8_192, 1)), _QWEN3_30B),
 )
 SMALL_CASES = (
+    *_router_cases((3,), _Mixture(16, 8, 64, 32, 16)),
     *_cases((3,), _Mixture(4, 2, 64, 32, 4)),
     *_cases((3, 20, 200), _Mixture(4, 2, 64, 32, 2)),
     *_adapted_cases(((3, 2), (200, 1)), _Mixture(4, 2, 64, 32, 4)),
