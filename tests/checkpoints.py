@@ -154,7 +154,7 @@ def make_tiny(
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
         for parameter in model.parameters():
-            is_norm = parameter.dim() == 1 and bool((parameter == 1.0).all())  # those that are stored less one are 0
+            is_norm = bool((parameter == 1.0).all())  # those that are stored less one are 0
             parameter.normal_(1.0 if is_norm else 0.0, std, generator=generator)
         for name, buffer in model.named_buffers():
             if name.endswith("correction_bias"):
