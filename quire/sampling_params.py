@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Collection, Iterator
 from enum import Enum
 from typing import Any
@@ -79,6 +80,8 @@ class _KnownNames(type(msgspec.Struct)):  # type: ignore[misc]  # msgspec's own 
     """Suggests the parameter that was probably meant."""
 
     def __call__(cls, *values: Any, **named: Any) -> Any:
+        if values:
+            raise TypeError(f"{cls.__name__} takes names alone, such as {cls.__name__}(max_tokens=64).")
         try:
             return super().__call__(*values, **named)
         except TypeError:
@@ -179,6 +182,16 @@ class SamplingParams(
         self._check_words()
         if self.extra_args:
             self._check_extra_args(self.extra_args)
+
+    @classmethod
+    def from_optional(cls, **values: Any) -> SamplingParams:
+        """Make parameters, where None stands for a default; of `max_tokens` it means no limit."""
+        optional = {"max_tokens"} | {name for name, default in _DEFAULTS.items() if default is None}
+        return cls(**{n: v for n, v in values.items() if v is not None or n in optional or n not in _DEFAULTS})
+
+    def clone(self) -> SamplingParams:
+        """A copy, which shares no list with this one."""
+        return copy.deepcopy(self)
 
     @property
     def greedy(self) -> bool:
@@ -337,6 +350,7 @@ class SamplingParams(
             raise RequestError(f"extra_args (vllm_xargs) may have at most {MAX_EXTRA_BYTES} bytes.", param="extra_args")
 
 
+_DEFAULTS: dict[str, Any] = dict(zip(SamplingParams.__struct_fields__, SamplingParams.__struct_defaults__, strict=True))
 _BOOLEANS = (
     "ignore_eos", "flat_logprobs", "detokenize", "skip_special_tokens", "spaces_between_special_tokens",
     "include_stop_str_in_output",
@@ -350,7 +364,7 @@ _OBJECTS: dict[str, type] = {
 }
 
 
-class BeamSearchParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class BeamSearchParams(msgspec.Struct, metaclass=_KnownNames, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """What a request asks of beam search.
 
     Attributes:

@@ -8,7 +8,7 @@ from contextlib import ExitStack
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Unpack
 
-from quire.errors import ConfigError, RequestError
+from quire.errors import ConfigError, RequestError, did_you_mean
 from quire.foundation.config import BUILTIN_MODEL
 from quire.foundation.messages.from_engine import Done
 from quire.foundation.messages.to_engine import Adapter, Control
@@ -38,6 +38,18 @@ from quire.text.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
     from quire.engine.metrics.reader import Metric
+
+
+_TEXT_ONLY = " This version generates text: use generate or chat."
+_ABSENT = {
+    **dict.fromkeys(("classify", "embed", "encode", "pooling", "reward", "score", "token_classify"), _TEXT_ONLY),
+    "sleep": " Free the memory with close(), and make another LLM later.",
+    "wake_up": " Make another LLM.",
+    "collective_rpc": " Processes of an engine take no calls: see logits_processors for code of your own in it.",
+    "apply_model": " Processes of an engine take no calls: see logits_processors for code of your own in it.",
+    "llm_engine": " LLMEngine is an engine that its caller steps.",
+}
+"""What to do instead of calling a method of vLLM's."""
 
 
 class LLM:
@@ -206,6 +218,12 @@ class LLM:
             while not isinstance(self._engine.receive(None), Done):
                 pass  # the last tokens of aborted requests
         return True
+
+    if not TYPE_CHECKING:  # a type checker knows the methods that there are
+
+        def __getattr__(self, name: str) -> Any:
+            advice = _ABSENT.get(name, did_you_mean(name, vars(LLM)))
+            raise AttributeError(f"LLM has no '{name}'.{advice}")
 
     def close(self) -> None:
         """Free the engine; the object cannot generate afterwards. Calls that run in other threads end with

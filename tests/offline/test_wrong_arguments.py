@@ -115,3 +115,36 @@ def test_a_misspelt_sampling_parameter_gets_the_nearest() -> None:
     with pytest.raises(TypeError, match=r"SamplingParams has no parameter 'temprature'\. Did you mean 'temperature'\?"):
         SamplingParams(**wrong)
     refused(lambda: SamplingParams(stop=5), "stop must be a list of strings, got 5.")  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match=r"SamplingParams takes names alone, such as SamplingParams\(max_tokens=64\)\."):
+        SamplingParams(0.5)  # type: ignore[misc]
+    with pytest.raises(TypeError, match=r"BeamSearchParams has no parameter 'width'\. Did you mean 'beam_width'\?"):
+        BeamSearchParams(width=3, max_tokens=5)  # type: ignore[call-arg]
+
+
+def test_parameters_are_copied_and_made_of_optional_values() -> None:
+    params = SamplingParams(stop=["a"], temperature=0.5)
+    copied = params.clone()
+    assert copied == params
+    assert copied.stop is not params.stop
+    assert SamplingParams.from_optional(temperature=None, top_p=0.5, max_tokens=None) == SamplingParams(
+        top_p=0.5, max_tokens=None
+    )
+    with pytest.raises(TypeError, match="Did you mean 'top_p'"):
+        SamplingParams.from_optional(topp=None)
+
+
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("embed", "This version generates text"),
+        ("sleep", "close()"),
+        ("llm_engine", "LLMEngine"),
+        ("genrate", "'generate'"),
+    ],
+)
+def test_a_method_that_is_not_there_says_what_is(llm: LLM, name: str, said: str) -> None:
+    assert not hasattr(llm, name)
+    with pytest.raises(AttributeError) as caught:
+        getattr(llm, name)
+    assert str(caught.value).startswith(f"LLM has no '{name}'.")
+    assert said in str(caught.value)
