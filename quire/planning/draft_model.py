@@ -37,6 +37,10 @@ def with_draft_model(config: Config, spec: ModelSpec, directory: Path) -> Config
         _check_head(name, draft, spec)
     elif draft.head is not None:
         raise _error(f'{name} is a head of EAGLE-3, no model: give it with "method": "eagle3".')
+    if draft.fallback is not None:
+        raise _error(
+            f"The draft model {name} would be computed by transformers' modules, which draft nothing: give another."
+        )
     if draft.vocab_size != spec.vocab_size or not _same_tokens(found, directory):
         raise _error(f"The draft model {name} has other tokens than the model: give one with the same tokenizer.")
     if draft.rope_length_mode is not None or any(group.reach is not None for group in draft.kv_groups()):

@@ -126,7 +126,7 @@ def test_old_spellings(tmp_path: Path) -> None:
 )
 def test_refusals_name_the_key(changes: dict[str, Any], words: str, tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match=words):
-        read_spec(write(tmp_path, **changes))
+        read_spec(write(tmp_path, **changes), None, "quire")
 
 
 def test_sliding_window_that_is_switched_off_is_none(tmp_path: Path) -> None:

@@ -41,9 +41,9 @@ def _norms(module: nn.Module, dtype: torch.dtype) -> Iterator[tuple[int, Callabl
     """Yield root mean square norms that the module may be: with its weight as it is, or stored minus one."""
     parameters = list(module.named_parameters())
     eps = next((getattr(module, name) for name in _EPSILONS if isinstance(getattr(module, name, None), float)), None)
-    if eps is None or [name for name, _ in parameters] != ["weight"] or module.weight.dim() != 1:
+    if eps is None or [name for name, _ in parameters] != ["weight"] or parameters[0][1].dim() != 1:
         return
-    weight = module.weight.detach()
+    weight = parameters[0][1].detach()
     if weight.dtype == dtype:
         yield len(weight), _Norm(weight, eps)
     yield len(weight), _Norm(weight.float() + 1, eps)

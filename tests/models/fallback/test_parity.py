@@ -23,6 +23,7 @@ def serving(directory: Path, **settings: Any) -> Iterator[LLM]:
     """Serve a model in chunks of 32 tokens."""
     given = {"dtype": "float32", "device": "cpu", "max_model_len": 128, "max_num_batched_tokens": 32}
     given |= {"max_num_seqs": 4, "kv_cache_memory_bytes": 8 << 20, "skip_tokenizer_init": True}
+    given |= {"model_impl": "transformers"}
     llm = LLM(str(directory), **given | settings)
     try:
         yield llm
@@ -45,7 +46,7 @@ def _own_descriptions(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 def test_greedy_tokens(architecture: str, tmp_path: Path) -> None:
     """Several prompts, of which one is longer than a step, and three choices of each."""
     directory, texts = make(tmp_path / "model", architecture), prompts(70, 9, 33)
-    spec = read_spec(directory)
+    spec = read_spec(directory, None, "transformers")
     assert spec.fallback is not None
     assert spec.fallback.tier == CASES[architecture][0], spec.fallback.reason
     with serving(directory) as llm:
@@ -79,7 +80,7 @@ def test_preempted_sequences_go_on(architecture: str, tmp_path: Path) -> None:
     """With too few blocks for all sequences, each one still has the tokens that it has alone."""
     directory, texts = make(tmp_path / "model", architecture), prompts(40, 41, 42, 43)
     sampling = SamplingParams(max_tokens=24, temperature=0, ignore_eos=True)
-    groups = len(read_spec(directory).kv_groups())
+    groups = len(read_spec(directory, None, "transformers").kv_groups())
     settings: dict[str, Any] = {"num_gpu_blocks_override": 12 * groups, "max_model_len": 80}
     with serving(directory, **settings, kv_cache_memory_bytes=None) as llm:
         for text, [chosen] in zip(texts, tokens_of(llm, texts, sampling), strict=True):
@@ -111,4 +112,4 @@ def test_bfloat16(tmp_path: Path) -> None:
 def test_auto_prefers_own_layers(tmp_path: Path) -> None:
     assert read_spec(make_llama(tmp_path / "llama")).fallback is None
     assert read_spec(make_llama(tmp_path / "llama"), None, "transformers").fallback is not None
-    assert read_spec(make_tiny(tmp_path / "biogpt", "BioGptForCausalLM")).fallback is not None
+    assert read_spec(make_tiny(tmp_path / "diff", "DiffLlamaForCausalLM")).fallback is not None

@@ -32,53 +32,53 @@ def _own_descriptions(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
-def biogpt(tmp_path: Path) -> Path:
-    return make(tmp_path / "model", "BioGptForCausalLM")
+def checkpoint(tmp_path: Path) -> Path:
+    return make(tmp_path / "model", "DiffLlamaForCausalLM")
 
 
-def test_transformers_is_not_installed(biogpt: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_transformers_is_not_installed(checkpoint: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(spec, "is_installed", lambda: False)
-    with pytest.raises(ConfigError, match=r"BioGptForCausalLM is served by .* pip install 'quire\[transformers\]'"):
-        read_spec(biogpt)
+    with pytest.raises(ConfigError, match=r"DiffLlamaForCausalLM is served by .* pip install 'quire\[transformers\]'"):
+        read_spec(checkpoint)
 
 
-def test_own_layers_only(biogpt: Path) -> None:
-    with pytest.raises(CheckpointError, match=r"'architectures' is \['BioGptForCausalLM'\], it is not supported"):
-        read_spec(biogpt, None, "quire")
+def test_own_layers_only(checkpoint: Path) -> None:
+    with pytest.raises(CheckpointError, match=r"'architectures' is \['DiffLlamaForCausalLM'\], it is not supported"):
+        read_spec(checkpoint, None, "quire")
 
 
-def test_remote_code(biogpt: Path) -> None:
+def test_remote_code(checkpoint: Path) -> None:
     """The code that config.json names would leave a file; it is never run, not even found."""
-    code = biogpt / "modeling_evil.py"
-    code.write_text(f"open({str(biogpt / 'ran')!r}, 'w')")
-    edit_config(biogpt, {"model_type": "evil", "auto_map": {"AutoConfig": "modeling_evil.EvilConfig"}})
+    code = checkpoint / "modeling_evil.py"
+    code.write_text(f"open({str(checkpoint / 'ran')!r}, 'w')")
+    edit_config(checkpoint, {"model_type": "evil", "auto_map": {"AutoConfig": "modeling_evil.EvilConfig"}})
     with pytest.raises(
         CheckpointError, match=r"'evil' needs remote code \(auto_map in config.json\), which is never run"
     ):
-        read_spec(biogpt)
-    edit_config(biogpt, {"model_type": "biogpt"})
-    assert read_spec(biogpt).fallback is not None  # transformers has a class of its own
-    assert not (biogpt / "ran").exists()
+        read_spec(checkpoint)
+    edit_config(checkpoint, {"model_type": "diffllama"})
+    assert read_spec(checkpoint).fallback is not None  # transformers has a class of its own
+    assert not (checkpoint / "ran").exists()
 
 
-def test_unknown_model_type(biogpt: Path) -> None:
-    edit_config(biogpt, {"model_type": "of_tomorrow"})
+def test_unknown_model_type(checkpoint: Path) -> None:
+    edit_config(checkpoint, {"model_type": "of_tomorrow"})
     with pytest.raises(CheckpointError, match="has no model_type 'of_tomorrow': install a newer transformers"):
-        read_spec(biogpt)
+        read_spec(checkpoint)
 
 
-def test_no_text_generator(biogpt: Path) -> None:
-    edit_config(biogpt, {"architectures": ["BioGptForSequenceClassification"]})
-    with pytest.raises(CheckpointError, match=r"BioGptForSequenceClassification.* give a model that generates text"):
-        read_spec(biogpt)
+def test_no_text_generator(checkpoint: Path) -> None:
+    edit_config(checkpoint, {"architectures": ["DiffLlamaForSequenceClassification"]})
+    with pytest.raises(CheckpointError, match=r"DiffLlamaForSequenceClassification.* give a model that generates text"):
+        read_spec(checkpoint)
 
 
-def test_quantized_checkpoints(biogpt: Path) -> None:
+def test_quantized_checkpoints(checkpoint: Path) -> None:
     with pytest.raises(CheckpointError, match="compute dense weights only"):
-        read_spec(biogpt, "fp8")
-    edit_config(biogpt, {"quantization_config": {"quant_method": "gptq", "bits": 4}})
+        read_spec(checkpoint, "fp8")
+    edit_config(checkpoint, {"quantization_config": {"quant_method": "gptq", "bits": 4}})
     with pytest.raises(CheckpointError, match="compute dense weights only"):
-        read_spec(biogpt)
+        read_spec(checkpoint)
 
 
 REFUSED: dict[str, dict[str, Any]] = {
@@ -92,9 +92,9 @@ REFUSED: dict[str, dict[str, Any]] = {
 
 
 @pytest.mark.parametrize("flag", REFUSED)
-def test_settings(flag: str, biogpt: Path) -> None:
+def test_settings(flag: str, checkpoint: Path) -> None:
     with pytest.raises(ConfigError, match=rf"^{flag} is not served where transformers' modules compute a model"):
-        LLM(str(biogpt), **SETTINGS, **REFUSED[flag])
+        LLM(str(checkpoint), **SETTINGS, **REFUSED[flag])
 
 
 def test_own_caches_are_not_swapped(tmp_path: Path) -> None:
@@ -118,13 +118,13 @@ def _shifted(attention: Callable[..., Tensor]) -> Callable[..., Tensor]:
 
 
 @pytest.mark.parametrize("mutation", [_scaled, _shifted])
-def test_wrong_attention(mutation: Any, biogpt: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_wrong_attention(mutation: Any, checkpoint: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(paged.PagedAttention, "__call__", mutation(paged.PagedAttention.__call__))
-    with pytest.raises(CheckpointError, match=r"its logits differ by \d\.\de-\d\d of the largest .*0.0001 is allowed"):
-        LLM(str(biogpt), **SETTINGS)
+    with pytest.raises(CheckpointError, match=r"its logits differ by \d\.\de[+-]\d\d of the largest .*0.0001 is allowed"):
+        LLM(str(checkpoint), **SETTINGS)
 
 
-def test_wrong_sequences(biogpt: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_wrong_sequences(checkpoint: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A decoder that mixes tokens of one step beside its attention is refused, since they are of several sequences."""
     from quire.models.fallback.halves import Halves
 
@@ -136,24 +136,24 @@ def test_wrong_sequences(biogpt: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(Halves, "hidden", mixed)
     with pytest.raises(CheckpointError, match="its logits differ"):
-        LLM(str(biogpt), **SETTINGS)
+        LLM(str(checkpoint), **SETTINGS)
 
 
-def test_missing_and_foreign_weights(biogpt: Path) -> None:
+def test_missing_and_foreign_weights(checkpoint: Path) -> None:
     from safetensors.torch import load_file, save_file
 
-    file = biogpt / "model.safetensors"
+    file = checkpoint / "model.safetensors"
     tensors = load_file(file)
-    name = next(name for name in tensors if name.endswith("fc1.weight"))
+    name = next(name for name in tensors if name.endswith("up_proj.weight"))
     save_file({each: tensor for each, tensor in tensors.items() if each != name}, file)
-    with pytest.raises(CheckpointError, match=rf"do not match BioGptForCausalLM[^$]*{name}: missing"):
-        LLM(str(biogpt), **SETTINGS)
+    with pytest.raises(CheckpointError, match=rf"do not match DiffLlamaForCausalLM[^$]*{name}: missing"):
+        LLM(str(checkpoint), **SETTINGS)
     save_file(tensors | {name: tensors[name][1:].contiguous()}, file)
     with pytest.raises(CheckpointError, match=rf"{name}: expected \[96, 64\], found \[95, 64\]"):
-        LLM(str(biogpt), **SETTINGS)
+        LLM(str(checkpoint), **SETTINGS)
     save_file(tensors | {"foreign.weight": torch.zeros(2)}, file)
-    with pytest.raises(CheckpointError, match=r"foreign\.weight: BioGptForCausalLM has no such weight"):
-        LLM(str(biogpt), **SETTINGS)
+    with pytest.raises(CheckpointError, match=r"foreign\.weight: DiffLlamaForCausalLM has no such weight"):
+        LLM(str(checkpoint), **SETTINGS)
 
 
 def test_native_models_do_not_load_transformers(tmp_path: Path) -> None:
@@ -166,16 +166,16 @@ def test_native_models_do_not_load_transformers(tmp_path: Path) -> None:
     subprocess.run([sys.executable, "-c", program], check=True, timeout=120)
 
 
-def test_a_process_without_torch_asks_another_one(biogpt: Path) -> None:
+def test_a_process_without_torch_asks_another_one(checkpoint: Path) -> None:
     """It gets the same description, or the same error."""
-    found = spec._describe_elsewhere(biogpt)
-    assert found == spec.describe(biogpt, "BioGptForCausalLM")
-    edit_config(biogpt, {"architectures": ["BioGptModel"]})
+    found = spec._describe_elsewhere(checkpoint)
+    assert found == spec.describe(checkpoint, "DiffLlamaForCausalLM")
+    edit_config(checkpoint, {"architectures": ["DiffLlamaModel"]})
     with pytest.raises(SetupError, match="give a model that generates text"):
-        spec._describe_elsewhere(biogpt)
+        spec._describe_elsewhere(checkpoint)
 
 
-def test_weights_that_are_read_elsewhere_stay(biogpt: Path) -> None:
+def test_weights_that_are_read_elsewhere_stay(checkpoint: Path) -> None:
     """A linear layer keeps torch's layout where anything but its own forward takes its weight."""
 
     class Model(torch.nn.Module):
