@@ -52,6 +52,15 @@ DIVISIBLE: dict[str, dict[str, Any]] = {
         "routed_scaling_factor": 2.5,
         "num_hidden_layers": 3,
     },
+    "gpt-oss": _SHAPE
+    | {
+        "architecture": "GptOssForCausalLM",
+        "num_local_experts": 4,
+        "num_experts_per_tok": 2,
+        "sliding_window": 8,
+        "swiglu_limit": 0.6,
+        "num_hidden_layers": 2,
+    },
     "phi3": _SHAPE | {"architecture": "Phi3ForCausalLM", "hidden_size": 128},
     "gemma2": _SHAPE
     | {

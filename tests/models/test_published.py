@@ -91,6 +91,16 @@ PUBLISHED: dict[str, tuple[dict[str, Any], int, int, list[int | None]]] = {
                                           "original_max_position_embeddings": 4096}),
         41_873_153_344, 131072, [131072],
     ),
+    "gpt-oss-20b": (
+        shape("GptOssForCausalLM", 201088, 2880, 2880, 24, 64, 8, 131072, head_dim=64, num_local_experts=32,
+              num_experts_per_tok=4, sliding_window=128, swiglu_limit=7.0),
+        20_914_757_184, 131072, [128, None],
+    ),
+    "gpt-oss-120b": (
+        shape("GptOssForCausalLM", 201088, 2880, 2880, 36, 64, 8, 131072, head_dim=64, num_local_experts=128,
+              num_experts_per_tok=4, sliding_window=128, swiglu_limit=7.0),
+        116_829_156_672, 131072, [128, None],
+    ),
     "GLM-4.5-Air": (
         shape("Glm4MoeForCausalLM", 151552, 4096, 10944, 46, 96, 8, 131072, head_dim=128, n_routed_experts=128,
               num_experts_per_tok=8, moe_intermediate_size=1408, n_shared_experts=1, first_k_dense_replace=1,

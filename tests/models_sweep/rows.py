@@ -53,6 +53,13 @@ ROWS: dict[str, dict[str, Any]] = {
         "mlp_only_layers": [1],
         "head_dim": 16,
     },
+    "GptOssForCausalLM": {
+        "num_local_experts": 4,
+        "num_experts_per_tok": 2,
+        "head_dim": 16,
+        "sliding_window": 8,
+        "swiglu_limit": 0.6,
+    },
     "Phi3ForCausalLM": {"rope_parameters": {"rope_type": "default", "rope_theta": 1e4, "partial_rotary_factor": 0.75}},
     "Gemma2ForCausalLM": _WINDOW
     | {"head_dim": 32, "query_pre_attn_scalar": 20, "attn_logit_softcapping": 3.0, "final_logit_softcapping": 5.0},

@@ -52,6 +52,7 @@ CASES: dict[str, dict[str, Any]] = {
         "head_dim": 16,
         "sliding_window": 8,
         "swiglu_limit": 0.6,
+        "swiglu_alpha": 1.3,
         "num_hidden_layers": 2,
     },
     "qwen3 moe": {

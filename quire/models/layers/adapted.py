@@ -123,7 +123,8 @@ class SeparatelyAdaptedExperts:
             hidden = gate_up.new_empty((len(x), gate_up.shape[1] // 2))
             self._silu_and_mul(gate_up, hidden)
         else:
-            hidden = gated(*gate_up.chunk(2, -1), self._activation)
+            gate, up = gate_up.chunk(2, -1)
+            hidden = gated(gate, up, self._activation)
         y = self._separate.down(number, hidden)
         update.down.add(hidden, y, tiles)
         return y

@@ -206,8 +206,9 @@ class Scheduler:
         Args:
             ids: Its tokens as int64 bytes, if the caller has them.
         """
-        forks = message.fork_of is not None and self._shares_blocks
-        parent = self._request_table.get(message.fork_of) if forks else None
+        parent = None
+        if message.fork_of is not None and self._shares_blocks:
+            parent = self._request_table.get(message.fork_of)
         table = BlockTable(self.pool, self._groups)
         if parent is None:
             adapter = message.adapter.digest if message.adapter else ""

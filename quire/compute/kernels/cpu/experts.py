@@ -85,8 +85,9 @@ def experts(
     biases: ExpertBiases | None = None,
 ) -> None:
     if not isinstance(gate_up, PackedWeight) or not isinstance(down, PackedWeight):
-        terms = {"activation": activation, "biases": biases}
-        reference.experts(x, gate_up, down, numbers, weights, out, others, linear=linear, **terms)
+        reference.experts(
+            x, gate_up, down, numbers, weights, out, others, linear=linear, activation=activation, biases=biases
+        )
         return
     (tokens, hidden), count, width, chosen = x.shape, len(gate_up.data), down.columns, numbers.shape[1]
     assert all(tensor.is_contiguous() for tensor in (x, numbers, weights, out))

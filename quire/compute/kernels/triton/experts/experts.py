@@ -93,8 +93,10 @@ def experts(
         return
     configs = _configs_for(x, gate_up, down, numbers, others, adapters is not None)
     overlap = can_overlap(x.device)
-    terms = {"others": others, "adapters": adapters, "activation": activation, "biases": biases}
-    experts_with_configs(x, gate_up, down, numbers, weights, out, configs, overlap=overlap, **terms)
+    experts_with_configs(
+        x, gate_up, down, numbers, weights, out, configs, overlap=overlap, others=others, adapters=adapters,
+        activation=activation, biases=biases,
+    )  # fmt: skip
 
 
 coded_experts = adapted_experts = adapted_coded_experts = experts
@@ -121,18 +123,8 @@ def experts_with_configs(
     if isinstance(configs[0], GemvConfig) and serves_by_pair(gate_up):
         assert adapters is None and isinstance(gate_up, CodebookWeight) and isinstance(down, CodebookWeight)
         mxfp4_by_pair(
-            x,
-            gate_up,
-            down,
-            numbers,
-            weights,
-            out,
-            configs,
-            overlap,
-            others > 0,
-            activation,
-            biases,  # type: ignore[arg-type]
-        )
+            x, gate_up, down, numbers, weights, out, configs, overlap, others > 0, activation, biases
+        )  # fmt: skip
     elif isinstance(configs[0], GemvConfig):
         assert isinstance(gate_up, Tensor | ScaledWeight) and isinstance(down, Tensor | ScaledWeight)
         gemv_by_pair(x, gate_up, down, numbers, weights, out, configs, overlap, others > 0, *terms)
