@@ -75,6 +75,15 @@ ROWS: dict[str, dict[str, Any]] = {
         "attention_multiplier": 0.15,
         "logits_scaling": 2.0,
     },
+    "GraniteSWAForCausalLM": {
+        "num_hidden_layers": 5,
+        "sliding_window": 13,
+        "layer_rope_theta": [1e4, 1e6, 0, 1e4, 0],
+        "embedding_multiplier": 3.0,
+        "residual_multiplier": 0.4,
+        "attention_multiplier": 0.15,
+        "logits_scaling": 2.0,
+    },
     "HyperCLOVAXForCausalLM": {
         "embedding_multiplier": 3.0,
         "residual_multiplier": 0.4,
