@@ -245,5 +245,14 @@ ROWS: dict[str, dict[str, Any]] = {
         "max_seq_len": 512,
         "attn_config": {"clip_qkv": 0.5},
     },
+    "LagunaForCausalLM": _WINDOW
+    | _MIXTURE
+    | {
+        "num_experts": 8,
+        "shared_expert_intermediate_size": 24,
+        "layer_types": ["full_attention", "sliding_attention", "full_attention", "sliding_attention"],
+        "moe_router_logit_softcapping": 3.0,
+        "moe_routed_scaling_factor": 1.7,
+    },
 }
 """By `architectures` entry, what differs from SHAPE; `like` names the class that transformers has of it."""

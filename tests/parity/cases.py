@@ -331,14 +331,16 @@ CASES: dict[str, dict[str, Any]] = {
     },
     "nanochat, norms without weights, backward rotation": {"architecture": "NanoChatForCausalLM"},
     "bloom, scores that fall with the distance": {"architecture": "BloomForCausalLM", "num_attention_heads": 6},
-    "afmoe, a gate of attention's output": {
-        "architecture": "AfmoeForCausalLM",
+    "laguna, a softplus gate of each head": {
+        "architecture": "LagunaForCausalLM",
         "head_dim": 16,
-        "num_hidden_layers": 4,
-        "num_dense_layers": 3,
+        "num_hidden_layers": 3,
+        "layer_types": ["full_attention", "sliding_attention", "full_attention"],
         "sliding_window": 13,
         "num_experts": 4,
         "num_experts_per_tok": 2,
         "moe_intermediate_size": 24,
+        "shared_expert_intermediate_size": 24,
+        "moe_router_logit_softcapping": 3.0,
     },
 }

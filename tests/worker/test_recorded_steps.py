@@ -45,7 +45,7 @@ RECORDED = [
     "qwen2 moe, a gated shared expert",
     "glm4 moe, groups and a correction",
     "bloom, scores that fall with the distance",
-    "afmoe, a gate of attention's output",
+    "laguna, a softplus gate of each head",
 ]
 ASKED: list[dict[str, Any]] = [
     {"temperature": 0.0},
