@@ -22,6 +22,7 @@ class EngineSettings(TypedDict, total=False):
     skip_tokenizer_init: bool
     dtype: Literal["auto", "bfloat16", "float", "float16", "float32", "half"] | torch.dtype
     quantization: str | None
+    model_impl: Literal["auto", "quire", "transformers", "vllm"]
     max_model_len: int | str | Literal["auto"] | None
     revision: str | None
     tokenizer_revision: str | None
