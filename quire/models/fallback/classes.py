@@ -102,9 +102,14 @@ def base_of(model: PreTrainedModel) -> nn.Module | None:
     base: nn.Module | None = model.base_model
     if base is model:
         base = _inner(model)
-    while base is not None and "input_ids" not in inspect.signature(base.forward).parameters:  # it only wraps another
+    while base is not None and "input_ids" not in arguments_of(base):  # it only wraps another
         base = _inner(base)
     return base
+
+
+def arguments_of(module: nn.Module) -> frozenset[str]:
+    """Return the names of the arguments that a module's forward names."""
+    return frozenset(inspect.signature(module.forward).parameters)
 
 
 def text_config_of(config: Any) -> Any:

@@ -21,6 +21,7 @@ from quire.errors import CheckpointError
 from quire.models.fallback.classes import (
     EAGER,
     EXPERTS,
+    arguments_of,
     build_on_meta,
     find_class,
     read_config,
@@ -31,7 +32,6 @@ from quire.models.fallback.fusions import fuse
 from quire.models.fallback.halves import Halves
 from quire.models.fallback.own_caches import OwnCaches
 from quire.models.fallback.paged import PAGED, PagedAttention
-from quire.models.fallback.probe import arguments_of
 from quire.models.fallback.products import Products, find_products, use_kernels
 from quire.models.fallback.rows_only import RowsOnly
 from quire.models.layers.factory import LayerFactory

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from quire.models.fallback.classes import base_of
+from quire.models.fallback.classes import arguments_of, base_of
 
 
 class _Given:
@@ -37,12 +37,16 @@ class Halves:
     Args:
         model: The model, on any device.
         is_separate: Whether the head can be computed alone. Otherwise hidden states are the logits.
+
+    Attributes:
+        accepts: Names of the arguments that the decoder takes.
     """
 
     def __init__(self, model: PreTrainedModel, is_separate: bool = True) -> None:
         base = base_of(model)
         self.is_separate = is_separate and base is not None
         self.decoder: torch.nn.Module = base if self.is_separate and base is not None else model
+        self.accepts = arguments_of(self.decoder)
         self._model = model
         self._given: _Given | None = None
         self._was_given = False

@@ -9,7 +9,6 @@ import torch
 from torch import Tensor
 
 from quire.models.fallback.halves import Halves
-from quire.models.fallback.probe import arguments_of
 from quire.models.fallback.rows_only import RowsOnly
 
 _CACHES = ("past_key_values", "cache_params", "state")
@@ -18,8 +17,7 @@ _CACHES = ("past_key_values", "cache_params", "state")
 
 def cache_name(halves: Halves) -> str | None:
     """Return the name of a decoder's cache, as argument and in its output; None: it keeps none."""
-    accepted = arguments_of(halves.decoder)
-    return next((name for name in _CACHES if name in accepted), None)
+    return next((name for name in _CACHES if name in halves.accepts), None)
 
 
 class Advance(Enum):
@@ -99,7 +97,7 @@ class OwnCaches:
         """Compute tokens behind what is `before`: a cache, or all tokens so far."""
         if self.advance is Advance.AGAIN:
             known = tokens if before is None else torch.cat((before, tokens))
-            without = {"use_cache": False} if "use_cache" in arguments_of(self._halves.decoder) else {}
+            without = {"use_cache": False} if "use_cache" in self._halves.accepts else {}
             return self._halves.hidden(known, **without)[0][-len(tokens) :], known
         if self.advance is Advance.CHUNKS or before is None:
             return self._step(tokens, before)

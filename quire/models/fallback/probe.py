@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -11,7 +10,7 @@ import torch
 from torch import Tensor
 from transformers import AttentionInterface, AttentionMaskInterface, DynamicCache, PreTrainedModel
 
-from quire.models.fallback.classes import EAGER, EXPERTS, base_of, set_attention, set_experts
+from quire.models.fallback.classes import EAGER, EXPERTS, arguments_of, base_of, set_attention, set_experts
 from quire.models.fallback.description import AttentionCall
 
 PROBE = "quire_probe"
@@ -174,11 +173,6 @@ def _cache_of(model: PreTrainedModel) -> DynamicCache:
         return DynamicCache(config=model.config)
     except Exception as error:
         raise NotPaged(f"transformers' own cache does not fit it ({type(error).__name__}: {error})") from error
-
-
-def arguments_of(module: torch.nn.Module) -> frozenset[str]:
-    """Return the names of the arguments that a module's forward names."""
-    return frozenset(inspect.signature(module.forward).parameters)
 
 
 def _forward(base: torch.nn.Module, inputs: dict[str, Any]) -> None:
