@@ -57,7 +57,7 @@ DIVISIBLE: dict[str, dict[str, Any]] = {
         "architecture": "GptOssForCausalLM",
         "num_local_experts": 4,
         "num_experts_per_tok": 2,
-        "sliding_window": 8,
+        "sliding_window": 45,
         "swiglu_limit": 0.6,
         "num_hidden_layers": 2,
     },

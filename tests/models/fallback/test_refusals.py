@@ -120,7 +120,9 @@ def _shifted(attention: Callable[..., Tensor]) -> Callable[..., Tensor]:
 @pytest.mark.parametrize("mutation", [_scaled, _shifted])
 def test_wrong_attention(mutation: Any, checkpoint: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(paged.PagedAttention, "__call__", mutation(paged.PagedAttention.__call__))
-    with pytest.raises(CheckpointError, match=r"its logits differ by \d\.\de[+-]\d\d of the largest .*0.0001 is allowed"):
+    with pytest.raises(
+        CheckpointError, match=r"its logits differ by \d\.\de[+-]\d\d of the largest .*0.0001 is allowed"
+    ):
         LLM(str(checkpoint), **SETTINGS)
 
 
