@@ -116,7 +116,7 @@ def test_biases_and_activations(dtype: torch.dtype, activation: Activation, widt
     gate_up = normal(count, 2 * width, hidden, seed=1, dtype=dtype) / hidden**0.5
     down = normal(count, hidden, width, seed=2, dtype=dtype) / width**0.5
     of_gate_up, of_down = normal(count, 2 * width, seed=4, dtype=dtype), normal(count, hidden, seed=5, dtype=dtype)
-    weights, numbers = reference.route(normal(tokens, count, seed=3, dtype=dtype), chosen, False)
+    weights, numbers = reference.route(normal(tokens, count, seed=3, dtype=dtype), Routing(chosen))
     found, again, expected = torch.empty_like(x), torch.empty_like(x), torch.zeros(tokens, hidden, dtype=torch.float64)
     for token in range(tokens):
         for weight, number in zip(weights[token].double(), numbers[token], strict=True):
