@@ -59,7 +59,7 @@ DIVISIBLE: dict[str, dict[str, Any]] = {
         "num_experts_per_tok": 2,
         "sliding_window": 45,
         "swiglu_limit": 0.6,
-        "num_hidden_layers": 2,
+        "num_hidden_layers": 3,
     },
     "phi3": _SHAPE | {"architecture": "Phi3ForCausalLM", "hidden_size": 128},
     "gemma2": _SHAPE
