@@ -78,7 +78,11 @@ def _table_of(model: PreTrainedModel) -> Tensor:
     """Return the weight of the head, or else of the embedding: [vocabulary, hidden]."""
     head = model.get_output_embeddings()  # type: ignore[no-untyped-call]
     module: Any = head if isinstance(head, torch.nn.Linear) else model.get_input_embeddings()
-    table: Tensor = module.weight
+    table = getattr(module, "weight", None)
+    if not isinstance(table, Tensor) or table.dim() != 2:
+        raise CheckpointError(
+            f"{type(model).__name__} has no single table of tokens, so it generates no text: give another model."
+        )
     return table
 
 
