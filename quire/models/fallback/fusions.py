@@ -87,6 +87,8 @@ class _Norm:
         self._rms_norm = kernel("rms_norm", "cpu")
 
     def __call__(self, x: Tensor) -> Tensor:
+        if x.shape[-1] != len(self._weight):
+            raise RuntimeError(f"a norm of {len(self._weight)} elements got {x.shape[-1]}")
         x = x.contiguous()
         out = torch.empty_like(x)
         self._rms_norm(x, self._weight, self._eps, out)

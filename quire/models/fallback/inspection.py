@@ -78,7 +78,11 @@ def _table_of(model: PreTrainedModel) -> Tensor:
     """Return the weight of the head, or else of the embedding: [vocabulary, hidden]."""
     head = model.get_output_embeddings()  # type: ignore[no-untyped-call]
     module: Any = head if isinstance(head, torch.nn.Linear) else model.get_input_embeddings()
-    table: Tensor = module.weight
+    table = getattr(module, "weight", None)
+    if not isinstance(table, Tensor) or table.dim() != 2:
+        raise CheckpointError(
+            f"{type(model).__name__} has no single table of tokens, so it generates no text: give another model."
+        )
     return table
 
 
@@ -105,7 +109,7 @@ def _cached_elements(model: PreTrainedModel, is_separate: bool, text: Any, layer
         return each, max(0, long - _LONG * each)
     except Exception:  # of what models do with values in a forward
         heads = _first_number(text, ("num_key_value_heads", "num_attention_heads", "decoder_attention_heads")) or 1
-        width = getattr(text, "head_dim", None) or _hidden_width(model) // heads
+        width = _first_number(text, ("head_dim",)) or _hidden_width(model) // heads
         return 2 * layers * heads * int(width), 0
     finally:
         halves.restore()
@@ -133,7 +137,10 @@ def _elements_of(value: Any, seen: set[int] | None = None) -> int:
 
 def _first_number(config: Any, names: tuple[str, ...]) -> int | None:
     for name in names:
-        value = getattr(config, name, None)
+        try:
+            value = getattr(config, name, None)
+        except Exception:  # of a config whose layers differ
+            continue
         if isinstance(value, int) and not isinstance(value, bool) and value >= 0:
             return value
     return None

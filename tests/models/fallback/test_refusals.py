@@ -100,13 +100,13 @@ def test_settings(flag: str, checkpoint: Path) -> None:
 def test_own_caches_are_not_swapped(tmp_path: Path) -> None:
     directory = make(tmp_path / "bloom", "BloomForCausalLM")
     with pytest.raises(ConfigError, match=r"^--preemption-mode .* Give recompute"):
-        LLM(str(directory), **SETTINGS, preemption_mode="swap")
+        LLM(str(directory), **SETTINGS, model_impl="transformers", preemption_mode="swap")
 
 
 def test_bidirectional_attention(tmp_path: Path) -> None:
     directory = make(tmp_path / "model", "RobertaForCausalLM", is_decoder=False)
     with pytest.raises(CheckpointError, match=r"its logits differ by .* it would answer wrongly, so it is not served"):
-        LLM(str(directory), **SETTINGS)
+        LLM(str(directory), **SETTINGS, model_impl="transformers")
 
 
 def _scaled(attention: Callable[..., Tensor]) -> Callable[..., Tensor]:
