@@ -112,6 +112,7 @@ def test_middleware_sees_every_request_and_each_part_of_a_stream(changed: Server
     before = Stamp.size
     answer = changed.post("/v1/completions", {"prompt": "a", "max_tokens": 20, "stream": True})
     assert answer.headers["x-stamp"] == "class"
+    assert answer.text.endswith("data: [DONE]\n\n")
     assert Stamp.size - before == len(answer.content)
     assert changed.http.get(f"{changed.url}/health").headers["x-stamp"] == "class"
     closed = changed.http.get(f"{changed.url}/health", headers={"x-closed": "1"})
