@@ -37,7 +37,7 @@ SETTINGS: dict[str, Any] = {
     "max_num_seqs": 8,
     "skip_tokenizer_init": True,
 }
-BLOCKS = {"max_num_batched_tokens": 40, "num_gpu_blocks_override": 300}
+BLOCKS: dict[str, Any] = {"max_num_batched_tokens": 40, "num_gpu_blocks_override": 300, "max_model_len": "auto"}
 GREEDY = SamplingParams(temperature=0, max_tokens=TOKENS, ignore_eos=True, logprobs=2)
 EVERYTHING = SamplingParams(temperature=0, max_tokens=TOKENS, ignore_eos=True, logprobs=-1)
 

@@ -79,7 +79,7 @@ CASES: dict[str, dict[str, Any]] = {
         "architecture": "Qwen2MoeForCausalLM",
         "num_experts": 6,
         "num_experts_per_tok": 2,
-        "moe_intermediate_size": 20,
+        "moe_intermediate_size": 24,
         "shared_expert_intermediate_size": 36,
         "mlp_only_layers": [1],
         "num_hidden_layers": 3,
@@ -299,12 +299,6 @@ CASES: dict[str, dict[str, Any]] = {
         "architecture": "SmolLM3ForCausalLM",
         "num_hidden_layers": 3,
         "no_rope_layers": [1, 0, 1],
-    },
-    "exaone4, norms behind attention and mlp": {
-        "architecture": "Exaone4ForCausalLM",
-        "sliding_window": 11,
-        "sliding_window_pattern": 2,
-        "num_hidden_layers": 4,
     },
     "falcon, two norms in parallel, queries beside their keys": {
         "architecture": "FalconForCausalLM",

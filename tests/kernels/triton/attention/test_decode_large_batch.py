@@ -244,7 +244,7 @@ def test_no_row() -> None:
 @pytest.mark.parametrize("narrow", [None, torch.float8_e4m3fn, torch.float8_e5m2], ids=str)
 def test_a_row_that_is_not_a_number_is_alone(narrow: torch.dtype | None) -> None:
     rows = Rows([200] * 40, narrow=narrow)
-    rows.cache.values[rows.cache.table[7, 3]] = NAN
+    rows.cache.kv.values[rows.cache.table[7, 3]] = NAN
     rows.cut()
     out = torch.full_like(rows.q, NAN)
     rows.attend(out)
