@@ -19,6 +19,10 @@ class Oracle:
 
         # Older versions' other implementations leave out the bound of attention scores that some models have.
         model = AutoModelForCausalLM.from_pretrained(directory, dtype=dtype, attn_implementation="eager")
+        for module in model.modules():
+            if hasattr(module, "limit") and hasattr(model.config, "swiglu_limit"):
+                # Older versions' gpt-oss leaves these out of account.
+                module.limit, module.alpha = model.config.swiglu_limit, model.config.swiglu_alpha
         self._model = model.eval().to(device)
         self._device = device
         self._length_mode: RopeLengthMode | None = read_spec(directory).rope_length_mode
