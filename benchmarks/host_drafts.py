@@ -81,14 +81,13 @@ def take_the_place_of_a_gpu() -> None:
     def send(self: sampled_outputs.SampledOutputs) -> None:
         """What the host reads is there."""
 
-    failed = Verifier._failed
+    take_back = Verifier._take_back
 
-    def gain_no_more_than_drafts(self: Verifier, drafts: StepDrafts, *others: Any) -> Any:
-        gained: IntArray = others[-1]
-        gained.clip(max=drafts.counts + 1, out=gained)
-        return failed(self, drafts, *others)
+    def gain_no_more_than_drafts(self: Verifier, step: Step, owners: IntArray, gained: IntArray) -> None:
+        gained[:] = (step.drafts.counts + 1).clip(max=GAINED)
+        take_back(self, step, owners, gained)
 
-    Verifier._failed = gain_no_more_than_drafts  # type: ignore[method-assign]
+    Verifier._take_back = gain_no_more_than_drafts  # type: ignore[method-assign]
     factory.CpuExecutor = GpuExecutor  # type: ignore[misc, assignment]
     buffer_ring._has_memory = lambda device: True  # type: ignore[assignment]
     Worker.capture_graphs = capture  # type: ignore[method-assign]

@@ -230,7 +230,7 @@ def spec_of(model: ModelConfig) -> ModelSpec:
 
 def _is_native(fields: ConfigFile) -> bool:
     names = fields.get("architectures", [])
-    served = (*FAMILIES, *HEADS, *WRAPPERS)
+    served = (*FAMILIES, *HEADS, *WRAPPERS, *ALIASES)
     return not isinstance(names, list) or not names or any(name in served for name in names)
 
 

@@ -38,7 +38,7 @@ def test_scripts_run(script: str, arguments: list[str], said: list[str]) -> None
 
 def test_sweeps_find_what_they_tune() -> None:
     """Their imports name kernels and constants that exist."""
-    assert len(SWEEPS) == 10
+    assert len(SWEEPS) == 11
     load = "import importlib, sys; sys.path.insert(0, sys.argv[1]); [importlib.import_module(n) for n in sys.argv[2:]]"
     names = [sweep.stem for sweep in SWEEPS]
     done = subprocess.run(

@@ -9,6 +9,7 @@ from torch import Tensor
 from quire.compute.collectives.collectives import Norms, norms_of
 from quire.compute.collectives.delta import PartialSum, Stream, total_of
 from quire.models.layers.divided import SummedOverRanks
+from quire.models.layer_spec import NormSpec
 from quire.models.layers.norm import RMS, LayerNorm, RMSNorm
 from quire.models.quantization.scheme import RowForm
 from quire.models.weights.dummy import DummyCheckpoint
@@ -98,7 +99,7 @@ def test_what_has_been_read_is_not_added_up_again() -> None:
 def test_a_norm_of_the_sum_itself_and_a_layer_norm_read_the_sum() -> None:
     ranks, norm = ThreeAlike(sums=True), rms_norm()
     assert torch.equal(norm(divided(summand(), ranks)), norm(summand() * 3))
-    layer_norm = LayerNorm("norm", WIDTH, EPS, OPTIONS)
+    layer_norm = LayerNorm("norm", WIDTH, NormSpec("layer", EPS), OPTIONS)
     layer_norm.load_weights(DummyCheckpoint(list(layer_norm.weight_specs()), 0))
     found = layer_norm(torch.ones(5, WIDTH), divided(summand(), ranks))
     assert torch.equal(found, layer_norm(torch.ones(5, WIDTH), summand() * 3))

@@ -283,4 +283,4 @@ def test_a_step_that_fails_is_told_to_every_stream(checkpoint: Path, monkeypatch
 
 def test_what_loading_raises_is_raised() -> None:
     with pytest.raises(ConfigError, match="no_such_setting"):
-        AsyncLLM(no_such_setting=1)
+        AsyncLLM(no_such_setting=1)  # type: ignore[call-arg]

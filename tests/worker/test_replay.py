@@ -30,7 +30,13 @@ LONGEST = 200
 
 
 def attention(
-    kv: KVView, heads: int, max_rows: int, step_tokens: int, max_length: int, dtype: torch.dtype
+    kv: KVView,
+    heads: int,
+    max_rows: int,
+    step_tokens: int,
+    max_length: int,
+    dtype: torch.dtype,
+    has_slopes: bool = False,
 ) -> AttentionBackend:
     """A GPU's, with references for its kernels."""
     from quire.compute.attention.triton import TritonAttention
@@ -44,7 +50,7 @@ def attention(
             ("qk_norm_rope_and_cache", "cuda"),
             "quire.compute.kernels.reference.rowwise_attention:qk_norm_rope_and_cache",
         )
-        return TritonAttention(kv, heads, max_rows, step_tokens, max_length, dtype)
+        return TritonAttention(kv, heads, max_rows, step_tokens, max_length, dtype, has_slopes)
 
 
 @pytest.fixture(autouse=True)

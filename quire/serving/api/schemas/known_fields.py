@@ -121,7 +121,7 @@ OF_OTHER_SERVERS: dict[str, tuple[Any, ...]] = {
 """Fields of other servers and endpoints that would change the answer, with the values (beside null) that ask for
 nothing."""
 _LONGEST_NAME = 64
-_MOST_NAMED = 256
+_MAX_NAMED = 16
 _ALIKE = 0.8
 """Names that are this similar to a known one are misspelt, as difflib measures it."""
 
@@ -173,9 +173,13 @@ class UnknownFields:
         is_name = len(name) <= _LONGEST_NAME
         if not (self.ignored and is_name) or _is_misspelt(name, known) or (would_change and not asks_nothing):
             raise _unknown(name, known)
-        if self._hints is not None and name not in self._named and len(self._named) < _MOST_NAMED:
-            self._named.add(name)
+        if self._hints is None or name in self._named or len(self._named) > _MAX_NAMED:
+            return
+        self._named.add(name)
+        if len(self._named) <= _MAX_NAMED:
             self._hints.drop(f"The field '{name}'", "nothing here reads it")
+        else:
+            self._hints.drop("Any other unknown field", "the log names the first ones only")
 
 
 REFUSED_FIELDS = UnknownFields()

@@ -7,7 +7,7 @@ import torch
 
 from quire.compute.kernels import dispatch
 from quire.compute.kernels.reference.gguf_blocks import dequantize
-from quire.models.quantization import dense, gguf, gguf_coded
+from quire.models.quantization import dense, gguf, gguf_coded, kernel_experts
 from quire.models.quantization.formats import GgufFormat
 from quire.models.quantization.scheme import ExpertNames, ExpertsShape, LinearShape
 from quire.models.weights.tensor_options import TensorOptions
@@ -45,7 +45,7 @@ def test_experts_with_adapters(types: tuple[str, str, str], device: str, monkeyp
     """Kept as codes, or dense where gates are of another type than ups."""
     from tests.quantization.test_gguf_coded import Blocks
 
-    for module in (dense, gguf_coded):
+    for module in (dense, gguf_coded, kernel_experts):
         monkeypatch.setattr(module, "kernel", lambda op, _: dispatch.kernel(op, "cuda"))
     count, size = 3, 256
     shape, projections = ExpertsShape("e", ExpertNames(), count, size, size), ("gate_proj", "up_proj", "down_proj")
