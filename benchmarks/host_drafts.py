@@ -32,7 +32,6 @@ from quire.runtime.worker import buffer_ring
 from quire.runtime.worker.replay import CudaGraphs
 from quire.runtime.worker.sampling import sampled_outputs
 from quire.runtime.worker.speculation.draft_lengths import Choice, DraftLengths
-from quire.runtime.worker.speculation.step_drafts import StepDrafts
 from quire.runtime.worker.speculation.verification import Verifier
 from quire.runtime.worker.step import Step
 from quire.runtime.worker.worker import Worker

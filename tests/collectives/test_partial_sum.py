@@ -8,8 +8,8 @@ from torch import Tensor
 
 from quire.compute.collectives.collectives import Norms, norms_of
 from quire.compute.collectives.delta import PartialSum, Stream, total_of
-from quire.models.layers.divided import SummedOverRanks
 from quire.models.layer_spec import NormSpec
+from quire.models.layers.divided import SummedOverRanks
 from quire.models.layers.norm import RMS, LayerNorm, RMSNorm
 from quire.models.quantization.scheme import RowForm
 from quire.models.weights.dummy import DummyCheckpoint

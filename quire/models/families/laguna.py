@@ -40,6 +40,7 @@ FAMILIES: dict[str, Family] = {
             correction="mlp.experts.e_score_correction_bias",
             shared_up=("mlp.shared_expert.gate_proj", "mlp.shared_expert.up_proj"),
             shared_down="mlp.shared_expert.down_proj",
+            others=((".mlp.shared_experts.", ".mlp.shared_expert."), (".mlp.gate.e_score", ".mlp.experts.e_score")),
         ),
         mixer={"qk_norm": QKNormSpec()},
         names={"routed_scaling_factor": "moe_routed_scaling_factor"},
