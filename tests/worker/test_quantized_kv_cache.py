@@ -19,7 +19,7 @@ from quire.foundation.clock import SystemClock
 from quire.foundation.config import Config
 from quire.planning.auto_config import resolve
 from quire.runtime.worker.replay import RecordedSteps
-from quire.runtime.worker.startup.calibration_text import TEXT
+from quire.runtime.worker.startup.kv_scales import CALIBRATION_TEXT
 from quire.runtime.worker.worker import Worker
 from tests.checkpoints import VOCAB_SIZE, make_llama, make_tiny
 from tests.parity.cases import CASES
@@ -91,7 +91,7 @@ def test_scales_are_what_transformers_caches_of_the_text(
 ) -> None:
     from transformers import AutoModelForCausalLM
 
-    ids = Tokenizer.from_file(str(checkpoint / "tokenizer.json")).encode(TEXT).ids[:512]
+    ids = Tokenizer.from_file(str(checkpoint / "tokenizer.json")).encode(CALIBRATION_TEXT.read_text()).ids[:512]
     with torch.inference_mode():
         cached = AutoModelForCausalLM.from_pretrained(checkpoint)(torch.tensor([ids])).past_key_values
     largest = torch.stack(

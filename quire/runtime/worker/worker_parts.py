@@ -169,24 +169,13 @@ class WorkerParts:
         """Make the attention backend over a KV cache. `kv_scales` are the scales of a quantized one."""
         if spec.keeps_own_cache:
             return RowsOnly(self._config.cache.block_size)
-        kv, limits = kv_view(kv_cache, spec, kv_scales), self.limits
+        kv, limits, heads = kv_view(kv_cache, spec, kv_scales), self.limits, spec.attention.heads
         rows = max(limits.rows, MAX_SHORT_TOKENS)  # a short step's tokens are rows of attention
-        return attention_backend(
-            kv,
-            spec.attention.heads,
-            rows,
-            limits.tokens,
-            limits.length,
-            self.options.dtype,
-            has_slopes=bool(spec.attention.slopes),
-        )
+        has_slopes = bool(spec.attention.slopes)
+        return attention_backend(kv, heads, rows, limits.tokens, limits.length, self.options.dtype, has_slopes)
 
     def check_fallback(self, spec: ModelSpec, model: Stage, factory: LayerFactory) -> None:
-        """Compare a model that transformers' modules compute with its own attention, before it serves.
-
-        Raises:
-            CheckpointError: They differ.
-        """
+        """Raise a CheckpointError if a model of transformers' modules differs from the one with its own attention."""
         from quire.models.fallback.load_check import check, num_blocks  # imports transformers
 
         block_size = self._config.cache.block_size

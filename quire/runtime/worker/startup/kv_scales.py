@@ -36,8 +36,10 @@ from quire.models.model import Model
 from quire.models.spec import ModelSpec
 from quire.models.weights.safetensors import SafetensorsCheckpoint
 from quire.runtime.worker.kv_tensors import ELEMENTS
-from quire.runtime.worker.startup.calibration_text import TEXT
 
+CALIBRATION_TEXT = Path(__file__).with_name("calibration_text.txt")
+"""The text from which scales are calibrated. It mixes prose, figures, code, markup and several scripts, because models'
+keys and values differ most between these."""
 _TOKENS = 512
 """Maximum number of tokens of the text that are read."""
 _ROOM = {"fp8_e4m3": 2.0, "fp8_e5m2": 2.0, "int8": 1.1}
@@ -102,7 +104,8 @@ def _calibration_tokens(config: Config, spec: ModelSpec) -> tuple[list[int], str
     if file.is_file() and not config.model.skip_tokenizer_init:
         from tokenizers import Tokenizer  # only a calibration reads text: other starts do not pay for it
 
-        ids = [id for id in Tokenizer.from_file(str(file)).encode(TEXT).ids if id < spec.vocab_size]
+        text = CALIBRATION_TEXT.read_text(encoding="utf-8")
+        ids = [id for id in Tokenizer.from_file(str(file)).encode(text).ids if id < spec.vocab_size]
         if ids:
             return ids[:longest], "a built-in text"
     return [(number * 2_654_435_761) % spec.vocab_size for number in range(longest)], "the vocabulary"
