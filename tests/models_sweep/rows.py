@@ -59,6 +59,7 @@ ROWS: dict[str, dict[str, Any]] = {
         "head_dim": 16,
         "sliding_window": 8,
         "swiglu_limit": 0.6,
+        "num_hidden_layers": 4,
     },
     "Phi3ForCausalLM": {"rope_parameters": {"rope_type": "default", "rope_theta": 1e4, "partial_rotary_factor": 0.75}},
     "Gemma2ForCausalLM": _WINDOW
