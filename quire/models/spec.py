@@ -230,8 +230,7 @@ def spec_of(model: ModelConfig) -> ModelSpec:
 
 def _is_native(fields: ConfigFile) -> bool:
     names = fields.get("architectures", [])
-    served = (*FAMILIES, *HEADS, *WRAPPERS, *ALIASES)
-    return not isinstance(names, list) or not names or any(name in served for name in names)
+    return not isinstance(names, list) or not names or _native_name(fields) is not None
 
 
 def _fallback_spec(directory: Path, fields: ConfigFile, quantization: str | None) -> ModelSpec:
@@ -271,14 +270,17 @@ def on_a_gpu(spec: ModelSpec) -> ModelSpec:
 
 def _architecture(fields: ConfigFile) -> str:
     """Return the architecture that is computed; for a model that also reads images, it is the text model's."""
+    name = _native_name(fields)
+    if name is None:
+        raise fields.wrong("architectures", f"is not supported: served are {', '.join((*FAMILIES, *WRAPPERS))}")
+    return _text_architecture(fields) if name in WRAPPERS else name
+
+
+def _native_name(fields: ConfigFile) -> str | None:
+    """Return the first of the architectures that Quire's own layers serve; None: they serve none of them."""
     names = fields.get("architectures", [])
-    for own in names if isinstance(names, list) else []:
-        name = ALIASES.get(own, own) if isinstance(own, str) else own
-        if name in FAMILIES or name in HEADS:
-            return str(name)
-        if name in WRAPPERS:
-            return _text_architecture(fields)
-    raise fields.wrong("architectures", f"is not supported: served are {', '.join((*FAMILIES, *WRAPPERS))}")
+    known = (ALIASES.get(name, name) for name in names if isinstance(name, str)) if isinstance(names, list) else ()
+    return next((name for name in known if name in FAMILIES or name in HEADS or name in WRAPPERS), None)
 
 
 def _text_architecture(fields: ConfigFile) -> str:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from quire.models.config_file import ConfigFile
 from quire.models.families.family import Family, ModuleNames
+from quire.models.families.gpt2 import GPT2_NAMES
 from quire.models.layer_spec import LayerSpec, with_parts
 from quire.models.rope_spec import RopeSpec
 
@@ -36,16 +37,7 @@ MODULES = ModuleNames(
     down="mlp.fc_out",
 )
 GPTJ: dict[str, Any] = {
-    "names": {
-        "hidden_size": "n_embd",
-        "num_hidden_layers": "n_layer",
-        "num_attention_heads": "n_head",
-        "num_key_value_heads": "n_head",
-        "max_position_embeddings": "n_positions",
-        "intermediate_size": "n_inner",
-        "hidden_act": "activation_function",
-        "rms_norm_eps": "layer_norm_epsilon",
-    },
+    "names": GPT2_NAMES,
     "defaults": {
         "hidden_size": 4096,
         "num_hidden_layers": 28,
