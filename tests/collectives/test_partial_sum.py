@@ -44,7 +44,7 @@ class ThreeAlike:
 
 
 def rms_norm(form: RowForm | None = None) -> RMSNorm:
-    norm = RMSNorm((("norm", 0),), WIDTH, RMS(EPS), OPTIONS, form)
+    norm = RMSNorm("norm", WIDTH, RMS(EPS), OPTIONS, form)
     norm.load_weights(DummyCheckpoint(list(norm.weight_specs()), 0))
     return norm
 

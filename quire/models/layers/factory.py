@@ -190,7 +190,7 @@ class LayerFactory:
         """Build a root mean square norm of the stream, for a layer that takes rows of this form in addition to dense
         ones.
         """
-        return self.remember(RMSNorm(((name, 0),), width, kind, self.options, form))
+        return self.remember(RMSNorm(name, width, kind, self.options, form))
 
     def qk_norm(self, names: tuple[str, str], heads: Heads, spec: QKNormSpec, kind: RMS) -> QKNorm:
         """Build the norms of queries and keys; `names` are theirs."""

@@ -37,27 +37,26 @@ class RMSNorm:
     """Root mean square norm, with the residual addition before it.
 
     Args:
-        names: The names of the checkpoint's modules, each with the number of heads that its weight is for. The norm of
-            the stream has one name, with 0 heads.
+        name: The name of the checkpoint's module.
         width: The number of elements that are normed together.
         kind: The norm's epsilon, and how its weights are stored.
         options: The device and dtype of the weights.
         form: The form of quantized rows that the next layer takes and `rows` makes; None: dense rows only.
 
     Attributes:
-        weight: The loaded weight, [width] or [heads, width].
+        weight: The loaded weight, [width].
         eps: Added to the mean square.
     """
 
     def __init__(
         self,
-        names: tuple[tuple[str, int], ...],
+        name: str,
         width: int,
         kind: RMS,
         options: TensorOptions,
         form: RowForm | None = None,
     ) -> None:
-        self._names = names
+        self._name = name
         self._width = width
         self._kind = kind
         self._options = options
@@ -67,19 +66,14 @@ class RMSNorm:
         self.weight: Tensor
 
     def weight_specs(self) -> Iterator[WeightSpec]:
-        for name, _ in self._names if self._kind.weight else ():
-            yield WeightSpec(f"{name}.weight", (self._width,))
+        if self._kind.weight:
+            yield WeightSpec(f"{self._name}.weight", (self._width,))
 
     def load_weights(self, checkpoint: Checkpoint) -> None:
-        dtype = torch.float32 if self._kind.unit_offset else self._options.dtype
-        parts = []
-        for name, heads in self._names:
-            weight = torch.ones(self._width, dtype=self._options.dtype, device=self._options.device)
-            if self._kind.weight:
-                checkpoint.read(f"{name}.weight", weight)
-            weight = weight.to(dtype) + 1 if self._kind.unit_offset else weight
-            parts.append(weight.expand(heads, -1) if heads else weight)
-        self.weight = torch.cat(parts)  # [width], or [heads, width]
+        weight = torch.ones(self._width, dtype=self._options.dtype, device=self._options.device)
+        if self._kind.weight:
+            checkpoint.read(f"{self._name}.weight", weight)
+        self.weight = weight.float() + 1 if self._kind.unit_offset else weight
 
     def __call__(self, x: Delta, delta: Delta | None = None) -> Tensor:
         """Add `delta` to x in place and return the norm of x; all [tokens, width] or [tokens, heads, width]."""
