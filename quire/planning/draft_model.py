@@ -8,8 +8,13 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from quire import builtin
+from quire.compute.mesh import Mesh
 from quire.errors import ConfigError
 from quire.foundation.config import Config, SpeculationConfig
+from quire.foundation.config.speculation import Speculation
+from quire.models.head_spec import HeadSpec
+from quire.models.mtp_spec import mtp_head
+from quire.models.rank_spec import check_tensor_parallel_size, rank_share
 from quire.models.spec import DTYPE_BYTES, ModelSpec, read_spec
 from quire.models.weights import hub
 from quire.planning.footprint import gpu_activation_bytes
@@ -28,6 +33,8 @@ def with_draft_model(config: Config, spec: ModelSpec, directory: Path) -> Config
     tokens are others or it cannot follow the model.
     """
     speculation = config.speculation.speculation
+    if speculation is not None and speculation.method == "mtp":
+        return _with_mtp(config, speculation, spec, directory)
     if speculation is None or not speculation.model:
         return config
     name = speculation.model
@@ -43,15 +50,60 @@ def with_draft_model(config: Config, spec: ModelSpec, directory: Path) -> Config
         )
     if draft.vocab_size != spec.vocab_size or not _same_tokens(found, directory):
         raise _error(f"The draft model {name} has other tokens than the model: give one with the same tokenizer.")
-    if draft.rope_length_mode is not None or any(group.reach is not None for group in draft.kv_groups()):
+    if draft.state_layers:
+        raise _error(f"The draft model {name} has recurrent layers, which draft nothing yet: give another.")
+    if draft.rope_length_mode is not None or any(group.reach.length is not None for group in draft.kv_groups()):
         raise _error(f"The draft model {name} has sliding windows or a RoPE by length, which is not supported yet.")
+    _check_ranks(config, name, draft)
+    return _with_model(config, speculation, found)
+
+
+def _check_ranks(config: Config, name: str, draft: ModelSpec) -> None:
+    """Refuse a draft model or head that the ranks which divide the model cannot divide."""
+    ranks = config.parallel.tensor_parallel_size
+    try:
+        check_tensor_parallel_size(draft, ranks, whole_experts=config.parallel.enable_expert_parallel)
+    except ConfigError as error:
+        raise _error(f"{name}, which drafts, is divided like the model: {error}") from None
+
+
+def _with_model(config: Config, speculation: Speculation, found: Path) -> Config:
     own = {"method": speculation.method, "model": str(found), "num_speculative_tokens": speculation.tokens}
     return replace(config, speculation=SpeculationConfig({**(config.speculation.speculative_config or {}), **own}))
 
 
+def _with_mtp(config: Config, speculation: Speculation, spec: ModelSpec, directory: Path) -> Config:
+    """Return the settings with the model's own directory as the head's."""
+    name = config.model.model
+    if speculation.model and speculation.model not in (name, str(directory)):
+        raise _error('"method": "mtp" drafts with the head in the model\'s own checkpoint: leave "model" out.')
+    head = mtp_head(spec, directory, is_dummy=config.load.load_format == "dummy")
+    if head is None:
+        raise _error(f'{name} has no MTP head that Quire knows: give "method": "ngram", or a draft model or a head.')
+    if head.attention.reach.length is not None or head.rope_length_mode is not None:
+        raise _error(f"The MTP head of {name} has a sliding window or a RoPE by length, which is not supported yet.")
+    _check_ranks(config, f"The MTP head of {name}", head)
+    return _with_model(config, speculation, directory)
+
+
+def drafter_spec(config: Config) -> ModelSpec | None:
+    """Return the spec of the draft model or head that resolved settings name; None if nothing is computed for drafts.
+
+    Raises:
+        CheckpointError: From reading its config.
+    """
+    speculation = config.speculation.speculation
+    if speculation is None or not speculation.model:
+        return None
+    if speculation.method != "mtp":
+        return read_spec(speculation.model)
+    spec, is_dummy = read_spec(speculation.model, config.model.quantization), config.load.load_format == "dummy"
+    return mtp_head(spec, Path(speculation.model), is_dummy=is_dummy)
+
+
 def _check_head(name: str, draft: ModelSpec, spec: ModelSpec) -> None:
     head = draft.head
-    if head is None:
+    if not isinstance(head, HeadSpec):
         raise _error(
             f'{name} is no head of EAGLE-3, but {draft.architecture}: give a head, or "method": "draft_model" for a '
             "smaller model."
@@ -78,20 +130,19 @@ class DraftBytes(NamedTuple):
 
 def draft_bytes(config: Config) -> DraftBytes:
     """Bytes of the draft model that resolved settings name; 0 without one."""
-    speculation, dtype, size = config.speculation.speculation, config.model.dtype, config.cache.block_size
-    if speculation is None or not speculation.model:
+    draft, dtype, size = drafter_spec(config), config.model.dtype, config.cache.block_size
+    if draft is None:
         return DraftBytes()
-    draft = read_spec(speculation.model)
+    draft = rank_share(draft, Mesh(0, config.parallel.tensor_parallel_size))
     states = 0 if draft.head is None else size * draft.hidden * DTYPE_BYTES[dtype]
     return DraftBytes(draft.weight_bytes(dtype), draft.kv_block_bytes(dtype, size) + states)
 
 
 def draft_model_bytes(config: Config) -> int:
     """An estimate of what the draft model takes of a GPU beside its KV cache: weights and its largest step."""
-    speculation, limits = config.speculation.speculation, StepLimits.of(config)
-    if speculation is None or not speculation.model:
+    draft, dtype, limits = drafter_spec(config), config.model.dtype, StepLimits.of(config)
+    if draft is None:
         return 0
-    draft, dtype = read_spec(speculation.model), config.model.dtype
     steps = StepLimits(limits.rows, max(DRAFT_TOKENS_A_STEP, limits.rows), limits.length)
     return draft.weight_bytes(dtype) + gpu_activation_bytes(draft, dtype, config.cache.block_size, steps)
 

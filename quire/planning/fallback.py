@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 
 from quire.errors import ConfigError
 from quire.foundation.config import Config
 from quire.foundation.config.cache import is_quantized
-from quire.models.spec import DTYPE_BYTES, ModelSpec
+from quire.models.spec import DTYPE_BYTES, ModelSpec, spec_of
 
 
 def check_fallback(config: Config, spec: ModelSpec) -> None:
@@ -31,7 +32,7 @@ def check_fallback(config: Config, spec: ModelSpec) -> None:
             "its keys and values have its own type. Leave it out",
         ),
     }
-    if spec.fallback.tier == "own":
+    if spec.fallback.tier != "paged":
         swaps = config.scheduler.preemption_mode == "swap"
         refused["preemption_mode"] = (swaps, "its own cache cannot be moved. Give recompute, or leave it out")
     for param, (is_asked, advice) in refused.items():
@@ -41,6 +42,20 @@ def check_fallback(config: Config, spec: ModelSpec) -> None:
                 f"{flag} is not served where transformers' modules compute a model ({spec.architecture}): {advice}.",
                 param=param,
             )
+
+
+def for_device(config: Config, spec: ModelSpec, directory: Path) -> tuple[Config, ModelSpec]:
+    """Return the settings and the spec of what computes the model on its device: if nothing else is asked for,
+    transformers' modules where Quire's own layers run on a CPU alone.
+
+    Raises:
+        ConfigError: transformers is not installed.
+        CheckpointError: transformers cannot serve the model either.
+    """
+    if config.device.device == "cpu" or not spec.state_layers or config.model.model_impl != "auto":
+        return config, spec
+    model = replace(config.model, model_impl="transformers")
+    return replace(config, model=model), spec_of(model, directory)
 
 
 def for_fallback(config: Config, spec: ModelSpec) -> Config:
@@ -62,14 +77,17 @@ def sequence_bytes(config: Config, spec: ModelSpec) -> int:
     return config.scheduler.max_num_seqs * spec.fallback.sequence_elements * DTYPE_BYTES[config.model.dtype]
 
 
-def fallback_lines(config: Config, spec: ModelSpec) -> list[str]:
-    """A line that says what computes the model, and why."""
-    found, asked = spec.fallback, config.model.model_impl
+def fallback_lines(config: Config, spec: ModelSpec, asked: str) -> list[str]:
+    """A line that says what computes the model, and why; `asked` is what the user gave as --model-impl."""
+    found = spec.fallback
     if found is None:
         return [] if asked == "auto" else ["model impl  Quire's own layers: as asked"]
-    why = "as asked" if asked == "transformers" else "Quire has no layers of its own for it"
+    why = "Quire has no layers of its own for it"
+    if config.model.model_impl == "transformers":
+        why = "as asked" if asked == "transformers" else "Quire's own layers for it run on a CPU alone so far"
     how = {
         "paged": "with Quire's paged attention",
         "own": "each sequence by itself, with a cache of its own (slow)",
+        "whole": "texts of similar lengths in one batch",
     }[found.tier]
     return [f"model impl  transformers {found.version}: {why}; {how}, since {found.reason}"]

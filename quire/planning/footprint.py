@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from quire.compute.attention.limits import gathered_tokens
 from quire.foundation.config import Config
-from quire.models.layer_spec import AttentionSpec, LayerSpec, MixtureSpec, MlpSpec
+from quire.models.layer_spec import AttentionSpec, LayerSpec, Mixer, MixtureSpec, MlpSpec
 from quire.models.spec import DTYPE_BYTES, ModelSpec
 from quire.planning.step_limits import StepLimits
 
@@ -60,17 +60,21 @@ class Footprint:
         activations: What the largest step holds, with the buffers that steps share.
         kv_cache: All blocks, including the dummy.
         swap_space: Host memory. A CPU takes its pages as they are written, a GPU all of them after the start.
+        states: All states of sequences, including the dummy; 0 in models without states.
+        sources: Keys and values of an encoder's states for all sequences; 0 in models without an encoder.
     """
 
     weights: int
     activations: int
     kv_cache: int
     swap_space: int = 0
+    states: int = 0
+    sources: int = 0
 
     @property
     def total(self) -> int:
         """The sum of all but the swap space."""
-        return self.weights + self.activations + self.kv_cache
+        return self.weights + self.activations + self.kv_cache + self.states + self.sources
 
 
 def cpu_activation_bytes(
@@ -98,9 +102,7 @@ def cpu_activation_bytes(
 def _cpu_layer_bytes(layer: LayerSpec, width: int, limits: StepLimits, own_kernels: bool) -> int:
     """Bytes of the buffers of a layer's attention, or of its MLP beside what the allocator keeps of attention's."""
     own, tokens = layer.mixer, limits.tokens
-    changed = (own.query_width + own.kv_width) * (1 if own.qk_norm is None else 2)  # normed, then rotated
-    projected = own.query_width + 2 * own.kv_width + own.gate_width
-    attention = [tokens * each * width for each in (projected, changed, own.query_width, own.query_width)]
+    attention = [tokens * each * width for each in own.buffers]
     if not own_kernels:
         attention += torch_attention_buffers(own, width, limits)
     mlp = _mlp_buffers(layer.mlp, width, tokens, own_kernels)
@@ -123,9 +125,11 @@ def _mlp_buffers(mlp: MlpSpec | MixtureSpec, width: int, tokens: int, own_kernel
 def expert_buffers(experts: MixtureSpec, width: int, tokens: int) -> list[int]:
     """The bytes of each buffer of experts on a CPU: the kernel's own (`kernels/cpu/experts.py`), and the routing.
     Experts run one after the other, and at worst all tokens go to the same one; `width` is the bytes of an element."""
-    ungated = 0 if 2 * experts.width % GATED_PANELS == 0 else 2 * experts.width
-    hidden = experts.hidden
+    is_fused = 2 * experts.width % GATED_PANELS == 0 and experts.activation.products == 2
+    ungated = 0 if is_fused else 2 * experts.width
+    hidden = experts.expert_inputs
     own = experts.chosen * INDEX_BYTES + hidden * FP32_BYTES + (2 * hidden + experts.width + ungated) * width
+    own += 2 * experts.latent * width
     local = experts.chosen * INDEX_BYTES if experts.of_others else 0
     routing = experts.count * width + experts.chosen * (INDEX_BYTES + width) + local
     return [tokens * own, tokens * routing]
@@ -145,12 +149,12 @@ def torch_expert_buffers(experts: MixtureSpec, width: int, tokens: int) -> list[
     ]
 
 
-def torch_attention_buffers(attention: AttentionSpec, width: int, limits: StepLimits) -> list[int]:
+def torch_attention_buffers(attention: Mixer, width: int, limits: StepLimits) -> list[int]:
     """The bytes of each buffer of attention for its longest row where torch computes it: the gathered keys and values,
     and the mask, with its opposite and as numbers. With a cap, scores and their weights in fp32 as well."""
     context, tokens = limits.length, min(limits.tokens, limits.length)
     scores = 2 * attention.heads * tokens * context * FP32_BYTES if attention.cap is not None else 0
-    return [2 * context * attention.kv_width * width, tokens * context * (2 + width), scores]
+    return [context * attention.read_width * width, tokens * context * (2 + width), scores]
 
 
 def _small(buffers: Sequence[int]) -> int:
@@ -168,8 +172,9 @@ def gpu_activation_bytes(spec: ModelSpec, dtype: str, block_size: int, limits: S
     logits = min(limits.sampled, limits.tokens) * spec.vocab_size * (width + GPU_LOGIT_BYTES)
     counts = (limits.rows + 1) * spec.vocab_size * COUNT_BYTES
     tables = len(spec.kv_groups()) * (limits.rows + 1) * -(-limits.length // block_size) * INDEX_BYTES
-    cached = spec.attention.cached_elements * width
-    gathered = cached * gathered_tokens(cached, limits.tokens, limits.length)
+    of_heads = [layer.mixer.read_width for layer in spec.layers if isinstance(layer.mixer, AttentionSpec)]
+    cached = max(of_heads, default=0) * width
+    gathered = 0 if not cached else cached * gathered_tokens(cached, limits.tokens, limits.length)
     return GPU_RUNTIME_BYTES + counts + tables + gathered + stream + layer + logits
 
 
@@ -179,7 +184,7 @@ def _gpu_layer_elements(layer: LayerSpec) -> int:
     wide = 3 * mlp.width if isinstance(mlp, MlpSpec) else mlp.chosen * (3 * mlp.width + mlp.hidden)
     if isinstance(mlp, MixtureSpec) and mlp.shared is not None:
         wide = max(wide, 3 * mlp.shared.mlp.width + mlp.hidden)
-    return max(3 * own.query_width + 2 * own.kv_width + own.gate_width, wide)
+    return max(own.gpu_elements, wide)
 
 
 def adapter_bytes(config: Config, spec: ModelSpec) -> int:
@@ -203,11 +208,7 @@ def _elements(spec: ModelSpec, rank: int) -> int:
 def _adapted_widths(layer: LayerSpec) -> tuple[int, int]:
     """Inputs and outputs of all projections of a layer together, and the outputs alone."""
     own, mlp = layer.mixer, layer.mlp
-    outputs, inputs = (
-        own.query_width + 2 * own.kv_width + own.gate_width + own.outputs,
-        3 * own.outputs + own.query_width,
-    )
-    inputs += 0 if own.gate is None else own.outputs
+    inputs, outputs = map(sum, zip(*own.adapted_projections, strict=True))
     number = 1 if isinstance(mlp, MlpSpec) else mlp.own
     outputs += number * (2 * mlp.width + mlp.hidden)
     inputs += number * (2 * mlp.hidden + mlp.width)

@@ -7,15 +7,18 @@ step has run.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
-from quire.errors import MemoryBudgetError
+from quire.errors import ConfigError, MemoryBudgetError
 from quire.foundation.config import Config
 from quire.models.spec import ModelSpec
 from quire.planning.footprint import GIB, Footprint, format_bytes
 from quire.planning.machine import Machine
 from quire.planning.memory_budget import (
+    SWAP_SHARE,
+    TIER_SHARE,
     CpuBudget,
     GpuBudget,
     KVDemand,
@@ -26,19 +29,24 @@ from quire.planning.memory_budget import (
     usable_blocks,
     weight_bytes,
 )
+from quire.planning.speech import sources_bytes
+from quire.planning.state_memory import num_states, smallest_number_of_states, states_bytes
 from quire.planning.step_limits import StepLimits, is_auto, length_limit
 from quire.scheduling.kvcache.cache_groups import largest_fitting
 
 
 class NumBlocks(NamedTuple):
-    """Numbers of KV blocks: of the device without the dummy, and of the host for preempted sequences."""
+    """Numbers of KV blocks: of the device without the dummy, and of the host for preempted sequences; and of states
+    without the dummy, in models that have any."""
 
     device: int
     host: int
+    states: int = 0
 
     def smaller(self, other: NumBlocks) -> NumBlocks:
         """The smaller number of each kind."""
-        return NumBlocks(min(self.device, other.device), min(self.host, other.host))
+        states = smallest_number_of_states((self.states, other.states))
+        return NumBlocks(min(self.device, other.device), min(self.host, other.host), states)
 
 
 @dataclass(frozen=True)
@@ -54,7 +62,8 @@ class MeasuredMemory:
 @dataclass(frozen=True)
 class KVCachePlan:
     """How memory is divided: KV blocks without the dummy, and the division in bytes, with weights and activations. If
-    it `is_estimate`, the worker will measure, and then say how many blocks there are."""
+    it `is_estimate`, the worker will measure, and then say how many blocks there are. `num_states` counts states of
+    sequences and checkpoints without the dummy; 0 in models without states."""
 
     max_model_len: int
     num_blocks: int
@@ -62,11 +71,12 @@ class KVCachePlan:
     footprint: Footprint
     reason: str
     is_estimate: bool = False
+    num_states: int = 0
 
     @property
     def blocks(self) -> NumBlocks:
-        """KV blocks on the device and on the host."""
-        return NumBlocks(self.num_blocks, self.num_host_blocks)
+        """KV blocks on the device and on the host, and states."""
+        return NumBlocks(self.num_blocks, self.num_host_blocks, self.num_states)
 
 
 def plan_kv_cache(config: Config, spec: ModelSpec, memory: Machine | MeasuredMemory) -> KVCachePlan:
@@ -92,15 +102,45 @@ def plan_kv_cache(config: Config, spec: ModelSpec, memory: Machine | MeasuredMem
     budget: MemoryBudget = CpuBudget(config, spec, demand, memory)
     if gpu is not None:
         budget = GpuBudget(config, spec, demand, gpu, memory.memory_bytes)
-    requested = requested_blocks(config.cache, demand.block_bytes)
+    states = num_states(config, spec, demand.limits, budget.left_for_caches(demand.limits.length))
+    budget.set_aside(states_bytes(config, spec, demand.limits, states))
+    requested = 1 if not demand.groups else requested_blocks(config.cache, demand.block_bytes)
     length = _max_model_len(config, spec, demand, budget, requested)
     num_blocks, reason = (requested, "as asked") if requested else budget.num_kv_blocks(length)
     footprint = budget.footprint(length, num_blocks)
-    swap_bytes = min(int(config.cache.swap_space * GIB), budget.swap_limit(footprint))
-    num_host_blocks = max(0, min(swap_bytes // demand.block_bytes, demand.blocks_for_all_sequences(length)))
+    num_host_blocks = _num_host_blocks(config, demand, budget, footprint, length)
     footprint = replace(footprint, swap_space=num_host_blocks * demand.block_bytes)
     is_estimate = gpu is not None and requested is None
-    return KVCachePlan(length, num_blocks, num_host_blocks, footprint, reason, is_estimate)
+    if not demand.groups:
+        reason = "no layer caches tokens"
+    return KVCachePlan(length, num_blocks, num_host_blocks, footprint, reason, is_estimate, states)
+
+
+def check_host_tier(config: Config, spec: ModelSpec) -> None:
+    """Raise a ConfigError if the prefix cache can keep nothing in host memory."""
+    size, why = config.cache.kv_offloading_size, ""
+    if size is None:
+        return
+    if not 0 < size < math.inf:
+        why = f"must be above 0, and finite; got {size:g}"
+    elif not spec.kv_groups():
+        why = "is of no use: no layer of this model caches tokens"
+    elif spec.keeps_own_cache or spec.two_sided:
+        why = "is of no use: this model's sequences share no blocks"
+    elif not config.cache.enable_prefix_caching:
+        why = "needs the prefix cache: leave out --no-enable-prefix-caching"
+    if why:
+        raise ConfigError(f"--kv-offloading-size {why}.", param="kv_offloading_size")
+
+
+def _num_host_blocks(config: Config, demand: KVDemand, budget: MemoryBudget, footprint: Footprint, length: int) -> int:
+    """Blocks that the host has room for, and that are of use: without the prefix cache's tier, those of sequences."""
+    if not demand.groups:
+        return 0
+    is_tier = config.cache.kv_offloading_size is not None
+    most = budget.swap_limit(footprint, TIER_SHARE if is_tier else SWAP_SHARE)
+    blocks = max(0, min(config.cache.host_bytes(config.parallel.ranks), most)) // demand.block_bytes
+    return blocks if is_tier else min(blocks, demand.blocks_for_all_sequences(length))
 
 
 def _max_model_len(
@@ -145,24 +185,31 @@ def _asked(config: Config) -> str:
 
 
 def _measured_plan(config: Config, spec: ModelSpec, memory: MeasuredMemory) -> KVCachePlan:
-    """The plan of resolved settings, whose KV cache gets all that is left where no number of blocks is given. Raises
-    MemoryBudgetError if that is not enough for the longest sequence."""
+    """The plan of resolved settings, whose KV cache gets what is left and of use where no number of blocks is given.
+    Raises MemoryBudgetError if that is not enough for the longest sequence."""
     limits, size = StepLimits.of(config), block_bytes(config, spec)
-    requested = requested_blocks(config.cache, size)
+    requested = 1 if not spec.kv_groups() else requested_blocks(config.cache, size)
     reason, num_blocks, bytes_left = "as asked", requested, memory.bytes_left
+    states = num_states(config, spec, limits, bytes_left)
+    of_states = states_bytes(config, spec, limits, states)
     if num_blocks is None:
         assert bytes_left is not None, "the size of the KV cache has not been chosen"
+        bytes_left -= of_states
         reason, num_blocks = "measured", usable_blocks(bytes_left, size)
         if num_blocks < 1:
             raise MemoryBudgetError(
                 f"Weights and activations leave {max(0, bytes_left) / GIB:.2f} GiB of the GPU for the KV cache: raise "
                 "--gpu-memory-utilization, lower --max-num-batched-tokens or --max-num-seqs, or free memory."
             )
-        _check_measured(KVDemand.of(config, spec), limits.length, num_blocks)
+        demand = KVDemand.of(config, spec)
+        _check_measured(demand, limits.length, num_blocks)
+        num_blocks = demand.useful_blocks(num_blocks, limits.length)
     activations = activation_bytes(config, spec, limits, memory.own_kernels)
-    num_host_blocks = int(config.cache.swap_space * GIB) // size
-    footprint = Footprint(weight_bytes(config, spec), activations, (num_blocks + 1) * size, num_host_blocks * size)
-    return KVCachePlan(limits.length, num_blocks, num_host_blocks, footprint, reason)
+    num_host_blocks = config.cache.host_bytes(config.parallel.ranks) // size
+    cached, swapped = (num_blocks + 1) * size, num_host_blocks * size
+    of_sources = sources_bytes(config, spec)
+    footprint = Footprint(weight_bytes(config, spec), activations, cached, swapped, of_states, of_sources)
+    return KVCachePlan(limits.length, num_blocks, num_host_blocks, footprint, reason, num_states=states)
 
 
 def _check_measured(demand: KVDemand, length: int, num_blocks: int) -> None:

@@ -15,9 +15,11 @@ from quire.models.spec import ModelSpec
 from quire.planning.draft_model import draft_bytes
 from quire.planning.fallback import sequence_bytes
 from quire.planning.footprint import Footprint, adapter_bytes, cpu_activation_bytes, format_bytes, gpu_activation_bytes
+from quire.planning.images import tower_bytes
 from quire.planning.machine import Gpu, Machine
+from quire.planning.speech import encoder_bytes, sources_bytes
 from quire.planning.step_limits import StepLimits, length_limit
-from quire.scheduling.kvcache.cache_groups import KVCacheGroup, blocks_per_sequence, largest_fitting, max_cached_tokens
+from quire.scheduling.kvcache.cache_groups import CacheGroup, blocks_per_sequence, largest_fitting, max_cached_tokens
 
 DEFAULT_CACHE_SHARE = 0.5
 """The share of the memory left by weights and activations that a CPU's KV cache takes when no utilization is given:
@@ -26,30 +28,48 @@ ESTIMATED_SHARE = 0.95
 """The share of the KV blocks estimated to fit a GPU that the length of `auto` relies on."""
 SWAP_SHARE = 0.5
 """The largest share that swap space takes: of what the engine leaves on a CPU, or of free host memory with a GPU."""
+TIER_SHARE = 0.9
+"""The largest share of the same that the prefix cache's tier takes, whose size somebody has asked for."""
+
+
+STEPS_WITH_BLOCKS = 3
+"""Steps whose texts hold blocks at once, where each text is computed in one step: one is planned, one is computed, and
+one is read."""
 
 
 @dataclass(frozen=True)
 class KVDemand:
     """KV blocks that sequences need, within the `limits` of a step, whose length is the longest that the settings
-    allow. A block has `block_bytes`, with those of a draft model's block."""
+    allow. A block has `block_bytes`, with those of a draft model's block. With `whole_texts`, a sequence holds blocks
+    for one step only."""
 
-    groups: tuple[KVCacheGroup, ...]
+    groups: tuple[CacheGroup, ...]
     limits: StepLimits
     block_size: int
     block_bytes: int
+    whole_texts: bool = False
 
     @classmethod
     def of(cls, config: Config, spec: ModelSpec) -> KVDemand:
         """The blocks that sequences need under settings whose dtype and batch are resolved."""
         limits = StepLimits.of(config, length_limit(config, spec))
-        return cls(spec.kv_groups(), limits, config.cache.block_size, block_bytes(config, spec))
+        return cls(spec.kv_groups(), limits, config.cache.block_size, block_bytes(config, spec), spec.two_sided)
 
     def blocks_for_one_sequence(self, length: int) -> int:
         return blocks_per_sequence(self.groups, length, self.limits.tokens, self.block_size)
 
     def blocks_for_all_sequences(self, length: int) -> int:
-        """Blocks of as many sequences of `length` tokens as may run at once."""
-        return self.limits.rows * self.blocks_for_one_sequence(length)
+        """Blocks of as many sequences of up to `length` tokens as may run at once."""
+        blocks = self.limits.rows * self.blocks_for_one_sequence(length)
+        if not self.whole_texts:
+            return blocks
+        of_step = -(-self.limits.tokens // self.block_size) + self.limits.rows  # each row's last one may not be full
+        return min(blocks, STEPS_WITH_BLOCKS * len(self.groups) * of_step)
+
+    def useful_blocks(self, num_blocks: int, length: int) -> int:
+        """As many of the blocks as sequences can hold where they hold them for one step only; otherwise all of them,
+        since what is cached of earlier prompts takes any number."""
+        return min(num_blocks, self.blocks_for_all_sequences(length)) if self.whole_texts else num_blocks
 
     def cached_tokens(self, num_blocks: int, length: int) -> int:
         """Tokens that so many blocks hold, in sequences of `length` tokens."""
@@ -57,8 +77,8 @@ class KVDemand:
 
 
 def block_bytes(config: Config, spec: ModelSpec) -> int:
-    """Bytes of a KV block, with those of the draft model's block beside it."""
-    return spec.kv_block_bytes(config.kv_dtype, config.cache.block_size) + draft_bytes(config).block
+    """Bytes of a KV block, with those of the draft model's block beside it; 1 where no layer caches tokens."""
+    return max(1, spec.kv_block_bytes(config.kv_dtype, config.cache.block_size) + draft_bytes(config).block)
 
 
 def requested_blocks(cache: CacheConfig, block_bytes: int) -> int | None:
@@ -83,6 +103,17 @@ class CpuBudget:
         self._weights, self._share = weight_bytes(config, spec), memory_share(config.cache)
         self._available = machine.memory_bytes
         self._bytes = self._share * self._available
+        self._states = 0
+        self._sources = sources_bytes(config, spec)
+
+    def left_for_caches(self, length: int) -> int:
+        """Bytes that states and KV blocks share: without a given utilization, half of what is left."""
+        left = int(self._bytes) - self.footprint(length, 0).total
+        return left if self._config.cache.gpu_memory_utilization is not None else int(DEFAULT_CACHE_SHARE * left)
+
+    def set_aside(self, states: int) -> None:
+        """Leave so many bytes to states."""
+        self._states = states
 
     def max_blocks(self, length: int) -> int:
         """KV blocks that fit, the dummy not counted."""
@@ -113,11 +144,12 @@ class CpuBudget:
         """Bytes with that many blocks, without swap space."""
         limits = replace(self._demand.limits, length=length)
         activations = activation_bytes(self._config, self._spec, limits, self._machine.own_kernels)
-        return Footprint(self._weights, activations, (blocks + 1) * self._demand.block_bytes)
+        cached = (blocks + 1) * self._demand.block_bytes
+        return Footprint(self._weights, activations, cached, states=self._states, sources=self._sources)
 
-    def swap_limit(self, footprint: Footprint) -> int:
-        """Bytes that swap space may take: a share of what the footprint leaves of the engine's share."""
-        return int(SWAP_SHARE * max(0, int(self._bytes) - footprint.total))
+    def swap_limit(self, footprint: Footprint, share: float) -> int:
+        """Bytes that host blocks may take: a share of what the footprint leaves of the engine's share."""
+        return int(share * max(0, int(self._bytes) - footprint.total))
 
     def shortage(self, length: int, auto: str) -> str:
         """Why a sequence does not fit and what to do. `auto` names the flag that finds a length, if any fits."""
@@ -147,6 +179,16 @@ class GpuBudget:
         self._activations = activation_bytes(config, spec, demand.limits)
         self._others = gpu.memory_bytes - gpu.free_bytes
         self._left = int(self._share * gpu.memory_bytes) - self._others - self._weights - self._activations
+        self._states = 0
+
+    def left_for_caches(self, length: int) -> int:
+        """Bytes that states and KV blocks share; on a GPU, `length` does not matter."""
+        return self._left
+
+    def set_aside(self, states: int) -> None:
+        """Leave so many bytes to states."""
+        self._states = states
+        self._left -= states
 
     def max_blocks(self, length: int) -> int:
         """KV blocks that fit, the dummy not counted; on a GPU, `length` does not matter."""
@@ -157,14 +199,19 @@ class GpuBudget:
         return int(ESTIMATED_SHARE * self.max_blocks(length))
 
     def num_kv_blocks(self, length: int) -> tuple[int, str]:
-        return self.max_blocks(length), f"what {self._share:.0%} of the GPU leaves, measured at the start"
+        most = self.max_blocks(length)
+        useful = self._demand.useful_blocks(most, length)
+        if useful < most:
+            return useful, "all texts of the steps in flight"
+        return most, f"what {self._share:.0%} of the GPU leaves, measured at the start"
 
     def footprint(self, length: int, blocks: int) -> Footprint:
-        return Footprint(self._weights, self._activations, (blocks + 1) * self._demand.block_bytes)
+        cached = (blocks + 1) * self._demand.block_bytes
+        return Footprint(self._weights, self._activations, cached, states=self._states)
 
-    def swap_limit(self, footprint: Footprint) -> int:
-        """Bytes that swap space may take: a share of the host's free memory."""
-        return int(SWAP_SHARE * self._host_bytes)
+    def swap_limit(self, footprint: Footprint, share: float) -> int:
+        """Bytes that host blocks may take: a share of the host's free memory."""
+        return int(share * self._host_bytes)
 
     def shortage(self, length: int, auto: str) -> str:
         return (
@@ -187,7 +234,13 @@ def _of_adapters(config: Config, spec: ModelSpec) -> str:
 
 def weight_bytes(config: Config, spec: ModelSpec) -> int:
     """Bytes of the model's weights, with the draft model's and the adapters'."""
-    return spec.weight_bytes(config.model.dtype) + draft_bytes(config).weights + adapter_bytes(config, spec)
+    return (
+        spec.weight_bytes(config.model.dtype)
+        + tower_bytes(config, spec)
+        + encoder_bytes(config, spec)
+        + draft_bytes(config).weights
+        + adapter_bytes(config, spec)
+    )
 
 
 def activation_bytes(config: Config, spec: ModelSpec, limits: StepLimits, own_kernels: bool = True) -> int:

@@ -64,7 +64,33 @@ def is_auto(config: Config) -> bool:
 def length_limit(config: Config, spec: ModelSpec) -> int:
     """The length that was given, or else the model's limit."""
     asked = config.model.max_model_len
-    return spec.max_model_len if is_auto(config) or not asked else int(asked)
+    longest = spec.max_model_len
+    if not spec.pooler.generates and spec.pooler.max_len:
+        longest = min(longest, spec.pooler.max_len)
+    return longest if is_auto(config) or not asked else int(asked)
+
+
+def least_step_tokens(config: Config, spec: ModelSpec) -> int:
+    """Return how many tokens a step must have room for: those of the longest text, if texts are computed whole.
+
+    Raises:
+        ConfigError: --max-num-batched-tokens has no room for the longest text, or drafts are asked for.
+    """
+    if not spec.pooler.generates and config.speculation.speculation is not None:
+        raise ConfigError(
+            "This model makes no tokens, so there are none to draft: leave --speculative-config out.",
+            param="speculative_config",
+        )
+    if not spec.two_sided:
+        return 1
+    longest, asked = length_limit(config, spec), config.scheduler.max_num_batched_tokens
+    if asked is not None and asked < longest:
+        raise ConfigError(
+            f"--max-num-batched-tokens {asked} is less than --max-model-len {longest}, and this model computes each "
+            f"text whole, in one step: raise the first to {longest}, or lower the second to {asked}.",
+            param="max_num_batched_tokens",
+        )
+    return longest
 
 
 def check_length(config: Config, spec: ModelSpec) -> None:
@@ -72,13 +98,19 @@ def check_length(config: Config, spec: ModelSpec) -> None:
     asked = config.model.max_model_len
     if isinstance(asked, int) and not is_auto(config) and not 1 < asked <= spec.max_model_len:
         raise ConfigError(
-            f"--max-model-len {asked} is outside 2..{spec.max_model_len}, which is what the model was made for.",
+            f"--max-model-len {asked} is outside 2..{spec.max_model_len}, which is "
+            f"{_LIMITED.format(spec.length_limit) if spec.length_limit else 'what the model was made for'}.",
             param="max_model_len",
         )
+
+
+_LIMITED = "what is served of this model: up to {}"
 
 
 def length_reason(config: Config, spec: ModelSpec) -> str:
     """Why sequences may be as long as they may."""
     if is_auto(config):
         return f"the longest that fits, of the model's {spec.max_model_len:,}"
-    return "the model's limit" if config.model.max_model_len is None else "as asked"
+    if config.model.max_model_len is not None:
+        return "as asked"
+    return _LIMITED.format(spec.length_limit) if spec.length_limit else "the model's limit"

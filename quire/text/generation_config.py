@@ -51,7 +51,7 @@ def default_sampling(config: ModelConfig) -> DefaultSampling:
     has values that sampling cannot use, and ConfigError if --override-generation-config has an unknown name or such a
     value, or --generation-config no file."""
     values: dict[str, Any] = {}
-    if config.generation_config != "vllm":
+    if config.generation_config not in ("quire", "vllm"):
         directory = Path(config.model if config.generation_config == "auto" else config.generation_config)
         file = directory / "generation_config.json"
         if config.generation_config != "auto" and not file.exists():

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from functools import cached_property
 from pathlib import Path
 
@@ -11,6 +12,7 @@ import tokenizers
 from tokenizers import AddedToken, processors
 
 from quire.errors import CheckpointError, RequestError
+from quire.text.text_pairs import WHOLE_PAIRS, PairLimits, encode_pairs
 from quire.text.token_bytes import bytes_of_token
 from quire.text.tokenizer_files import SENTENCEPIECE, TokenizerSettings, load_core, read_settings
 
@@ -77,6 +79,11 @@ class Tokenizer:
         """Id of the end-of-sequence token."""
         return self._core.token_to_id(self.eos_token) if self.eos_token else None
 
+    @cached_property
+    def around(self) -> tuple[list[int], list[int]]:
+        """The tokens that `encode` puts before a text and behind it, such as a beginning-of-sequence token."""
+        return _around(self._core)
+
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
         """Return the token ids of a text, by default with what the model puts around it, such as a
         beginning-of-sequence token. Raises RequestError if the text has half a surrogate pair, which is no text in any
@@ -85,11 +92,17 @@ class Tokenizer:
 
     def encode_each(self, texts: Sequence[str], add_special_tokens: bool = True) -> list[list[int]]:
         """Token ids of each of several texts, as by `encode`."""
-        try:  # the batch call lets other threads run meanwhile, the single one does not
+        with _unicode_checked():  # the batch call lets other threads run meanwhile, the single one does not
             encoded = self._core.encode_batch_fast(texts, add_special_tokens=add_special_tokens)
             return [each.ids for each in encoded]
-        except (TypeError, UnicodeEncodeError) as error:
-            raise RequestError("The text is not valid Unicode: it has an unpaired surrogate.") from error
+
+    def encode_pairs(
+        self, pairs: Sequence[tuple[str, str]], limits: PairLimits = WHOLE_PAIRS
+    ) -> list[tuple[list[int], list[int]]]:
+        """Token ids of each pair of texts, with what the model puts around and between them, and the type of each
+        token: 0 or 1. Raises RequestError as `encode` does."""
+        with _unicode_checked():
+            return encode_pairs(self._core, pairs, limits)
 
     def decode(self, ids: Sequence[int], skip_special_tokens: bool = True) -> str:
         """The text of a whole sequence; ids outside of the vocabulary add nothing."""
@@ -141,6 +154,14 @@ class Tokenizer:
         cut makes no difference to them."""
         length = tokens * self._max_characters + CUT_MARGIN
         return text[:length] if first else text[-length:]
+
+
+@contextmanager
+def _unicode_checked() -> Iterator[None]:
+    try:
+        yield
+    except (TypeError, UnicodeEncodeError) as error:
+        raise RequestError("The text is not valid Unicode: it has an unpaired surrogate.") from error
 
 
 def load_tokenizer(directory: str | Path, model_size: int | None = None) -> Tokenizer:

@@ -17,14 +17,16 @@ from tokenizers import AddedToken, decoders, models
 
 from quire.compute.gguf.pre_tokenizers import pre_tokenizer_of
 from quire.errors import CheckpointError
-from quire.text import spm_model
+from quire.text import spm_model, word_pieces
 
 FULL = "tokenizer.json"
 SENTENCEPIECE = ("tokenizer.model", "spiece.model", "sentencepiece.bpe.model")
 VOCABULARY, MERGES = "vocab.json", "merges.txt"
 _SPLITS = {"Qwen2Tokenizer": "qwen2", "GPT2Tokenizer": "gpt-2", "": "gpt-2"}
 """By the class that tokenizer_config.json names: how texts are split for vocab.json and merges.txt."""
-_NOT_READ = ("tekken.json", "vocab.txt", "tiktoken.model", "qwen.tiktoken")
+WORDPIECE = "vocab.txt"
+_WORDPIECE_CLASSES = ("BertTokenizer", "DistilBertTokenizer", "ElectraTokenizer", "")
+_NOT_READ = ("tekken.json", "tiktoken.model", "qwen.tiktoken")
 CONFIG = "tokenizer_config.json"
 _NAMED = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
 _LISTED = ("additional_special_tokens", "extra_special_tokens")
@@ -45,6 +47,8 @@ def load_core(directory: Path, settings: TokenizerSettings) -> tokenizers.Tokeni
             return spm_model.load(file, legacy=settings.flag("legacy") is not False, stripping=stripping)
     if (directory / VOCABULARY).exists() and (directory / MERGES).exists():
         return _from_merges(directory, settings)
+    if (directory / WORDPIECE).exists():
+        return _from_word_pieces(directory, settings)
     others = [name for name in _NOT_READ if (directory / name).exists()]
     found = f"its {', '.join(others)} is of a kind that Quire does not read" if others else "no other file has one"
     raise CheckpointError(
@@ -55,7 +59,7 @@ def load_core(directory: Path, settings: TokenizerSettings) -> tokenizers.Tokeni
 
 def _from_merges(directory: Path, settings: TokenizerSettings) -> tokenizers.Tokenizer:
     """Byte-pair encoding over bytes."""
-    name = str(settings.values.get("tokenizer_class", "")).removesuffix("Fast")
+    name = _class_of(settings)
     if name not in _SPLITS:
         raise CheckpointError(
             f"{directory} has its tokenizer only as vocab.json and merges.txt of a {name}, which Quire does not read: "
@@ -74,6 +78,26 @@ def _from_merges(directory: Path, settings: TokenizerSettings) -> tokenizers.Tok
     core = tokenizers.Tokenizer.from_str(msgspec.json.encode(described).decode())
     core.decoder = decoders.ByteLevel()
     return core
+
+
+def _from_word_pieces(directory: Path, settings: TokenizerSettings) -> tokenizers.Tokenizer:
+    name = _class_of(settings)
+    if name not in _WORDPIECE_CLASSES:
+        raise CheckpointError(
+            f"{directory} has its tokenizer only as vocab.txt of a {name}, which Quire does not read: save it with "
+            "transformers' save_pretrained, which writes a tokenizer.json, or name one with --tokenizer."
+        )
+    return word_pieces.load(
+        directory / WORDPIECE,
+        {name: settings.token(name) or text for name, text in word_pieces.SPECIAL.items()},
+        lowercase=settings.flag("do_lower_case", True) is not False,
+        strip_accents=settings.flag("strip_accents"),
+        splits_chinese=settings.flag("tokenize_chinese_chars", True) is not False,
+    )
+
+
+def _class_of(settings: TokenizerSettings) -> str:
+    return str(settings.values.get("tokenizer_class", "")).removesuffix("Fast")
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from quire.scheduling.kvcache.block_hashes import BlockHashes
 from quire.scheduling.kvcache.block_pool import BlockPool
 from quire.scheduling.kvcache.block_table import BlockTable
-from quire.scheduling.kvcache.cache_groups import FULL_ATTENTION, KVCacheGroup, capacity, max_cached_tokens
+from quire.scheduling.kvcache.cache_groups import FULL_ATTENTION, CacheGroup, Chunk, Window, capacity, max_cached_tokens
 
 SIZE = 4
 
@@ -101,7 +101,7 @@ def test_a_prefix_is_found_by_tokens_and_salt() -> None:
 
 def test_what_a_window_no_longer_sees_is_free_and_a_hit_needs_only_what_is_seen() -> None:
     pool = BlockPool(20, SIZE)
-    groups = (KVCacheGroup(), KVCacheGroup(window=5))
+    groups = (CacheGroup(), CacheGroup(reach=Window(5)))
     tokens = list(range(16))
     table = BlockTable(pool, groups)
     table.reserve(0, 16)
@@ -120,7 +120,7 @@ def test_what_a_window_no_longer_sees_is_free_and_a_hit_needs_only_what_is_seen(
 
 def test_blocks_of_earlier_chunks_are_free_and_a_hit_needs_only_its_own_chunk() -> None:
     pool = BlockPool(20, SIZE)
-    groups = (KVCacheGroup(), KVCacheGroup(chunk=8))
+    groups = (CacheGroup(), CacheGroup(reach=Chunk(8)))
     tokens = list(range(16))
     table = BlockTable(pool, groups)
     table.reserve(0, 16)
@@ -140,13 +140,13 @@ def test_blocks_of_earlier_chunks_are_free_and_a_hit_needs_only_its_own_chunk() 
 def test_a_hit_ends_where_a_group_has_lost_its_blocks() -> None:
     pool = BlockPool(8, SIZE)
     tokens = list(range(16))
-    table = BlockTable(pool, (KVCacheGroup(window=4),))
+    table = BlockTable(pool, (CacheGroup(reach=Window(4)),))
     table.reserve(0, 16)
     table.cache_blocks(hashes_of(tokens), 16)
     lost = table.entries().blocks[3]
     table.free()
     pool.evict(lost)
-    assert matched(BlockTable(pool, (KVCacheGroup(window=4),)), hashes_of(tokens), 16) == 12
+    assert matched(BlockTable(pool, (CacheGroup(reach=Window(4)),)), hashes_of(tokens), 16) == 12
 
 
 def test_swapping_keeps_the_order_of_blocks() -> None:
@@ -167,22 +167,36 @@ def test_swapping_keeps_the_order_of_blocks() -> None:
     assert table.entries().blocks == [block for _, block in pairs]
 
 
+def test_what_a_window_has_left_is_not_swapped_in() -> None:
+    pool = BlockPool(8, SIZE)
+    table = BlockTable(pool, (CacheGroup(), CacheGroup(reach=Window(5))))
+    table.reserve(0, 12)
+    table.swap_out([1, 2, 3, 4, 5, 6])
+    assert table.drop_unseen_swapped(11) == [4]
+    pairs = table.swap_in()
+    assert pairs is not None
+    assert [host for host, _ in pairs] == [1, 2, 3, 5, 6]
+    held = table.num_blocks
+    table.free_out_of_window(11)
+    assert table.num_blocks == held
+
+
 def test_capacity_counts_what_all_groups_hold_at_once() -> None:
     assert capacity(FULL_ATTENTION, 10, 16, 64, 1_000) == 160
     assert capacity(FULL_ATTENTION, 10, 16, 64, 100) == 100
     assert capacity(FULL_ATTENTION * 2, 10, 16, 64, 1_000) == 80
     # a window of 20 moving by 12 holds at most (20 + 12) / 4 + 1 = 9 blocks
-    assert capacity((KVCacheGroup(window=20),), 9, 4, 12, 1_000) == 1_000
-    assert capacity((KVCacheGroup(window=20),), 8, 4, 12, 1_000) == 32
-    assert capacity((KVCacheGroup(chunk=20),), 9, 4, 12, 1_000) == 1_000
-    assert capacity((KVCacheGroup(chunk=20),), 8, 4, 12, 1_000) == 32
+    assert capacity((CacheGroup(reach=Window(20)),), 9, 4, 12, 1_000) == 1_000
+    assert capacity((CacheGroup(reach=Window(20)),), 8, 4, 12, 1_000) == 32
+    assert capacity((CacheGroup(reach=Chunk(20)),), 9, 4, 12, 1_000) == 1_000
+    assert capacity((CacheGroup(reach=Chunk(20)),), 8, 4, 12, 1_000) == 32
 
 
 def test_what_the_pool_holds_counts_every_group() -> None:
     assert max_cached_tokens(FULL_ATTENTION, 10, 16, 64, 1_000) == 160
     assert max_cached_tokens(FULL_ATTENTION * 2, 10, 16, 64, 1_000) == 80
     # A sequence of 40 tokens takes 10 blocks of one group, and 9 of the other: 20 + 12 tokens, and one block more.
-    assert max_cached_tokens((KVCacheGroup(), KVCacheGroup(window=20)), 38, 4, 12, 40) == 80
+    assert max_cached_tokens((CacheGroup(), CacheGroup(reach=Window(20))), 38, 4, 12, 40) == 80
 
 
 def test_hashes_are_a_chain_over_all_tokens_before() -> None:
@@ -198,10 +212,10 @@ def test_hashes_are_a_chain_over_all_tokens_before() -> None:
 
 def test_a_hit_is_looked_for_no_further_than_where_all_is_seen() -> None:
     pool, tokens = BlockPool(20, SIZE), list(range(40))
-    first = BlockTable(pool, (KVCacheGroup(), KVCacheGroup(window=5)))
+    first = BlockTable(pool, (CacheGroup(), CacheGroup(reach=Window(5))))
     first.reserve(0, 40)
     first.cache_blocks(hashes_of(tokens), 12)
     asked: list[bytes] = []
     chain = (asked.append(digest) or digest for digest in hashes_of(tokens))  # type: ignore[func-returns-value]
-    assert matched(BlockTable(pool, (KVCacheGroup(), KVCacheGroup(window=5))), chain, 40) == 12
+    assert matched(BlockTable(pool, (CacheGroup(), CacheGroup(reach=Window(5)))), chain, 40) == 12
     assert len(asked) == 4

@@ -12,7 +12,7 @@ from quire.foundation.config import Config
 from quire.models.layers.factory import LayerFactory
 from quire.models.lora.updates import AdapterMemory, LowRankUpdates
 from quire.models.model import build_model
-from quire.models.rank_share import rank_share
+from quire.models.rank_spec import rank_share
 from quire.models.spec import read_spec
 from quire.models.weights.tensor_options import TensorOptions
 from quire.planning.footprint import adapter_bytes

@@ -60,6 +60,23 @@ def test_a_dtype_is_chosen_with_a_reason(
     assert resolved.reasons[2].startswith(f"dtype       {found}: {reason}")
 
 
+@pytest.mark.parametrize(
+    ("machine", "found", "reason"),
+    [
+        (CPU, "bfloat16", "for float32 weights on a CPU"),
+        (SLOW_CPU, "float32", "this processor has no bfloat16 products"),
+        (GPU, "float16", "for float32 weights of a model that makes no tokens"),
+    ],
+    ids=["cpu", "slow cpu", "gpu"],
+)
+def test_models_that_make_no_tokens_are_halved(machine: Machine, found: str, reason: str, checkpoint: Path) -> None:
+    """Embedding models are published in float32, which costs twice as much and changes no ranking."""
+    edit_config(checkpoint, {"dtype": "float32", "architectures": ["LlamaForSequenceClassification"]})
+    resolved = resolve_for(checkpoint, machine)
+    assert resolved.config.model.dtype == found
+    assert resolved.reasons[2].startswith(f"dtype       {found}: {reason}")
+
+
 def test_float16_is_as_small_as_bfloat16(checkpoint: Path) -> None:
     footprints = [resolve_for(checkpoint, GPU, dtype).memory.footprint for dtype in ("float16", "bfloat16")]
     assert footprints[0] == footprints[1]

@@ -12,18 +12,20 @@ from pathlib import Path
 import pytest
 import torch
 
-from quire.errors import MemoryBudgetError
+from quire.compute.mesh import Mesh
+from quire.errors import ConfigError, MemoryBudgetError
 from quire.foundation.config import Config
 from quire.models.layers.factory import LayerFactory
 from quire.models.layers.layer import weight_specs_of
 from quire.models.model import build_model
+from quire.models.rank_spec import rank_share
 from quire.models.weights.tensor_options import TensorOptions
 from quire.planning.auto_config import resolve
 from quire.planning.footprint import GIB
 from quire.planning.kv_cache_plan import MeasuredMemory, plan_kv_cache
 from quire.planning.machine import Gpu, Machine
 from quire.runtime.worker.kv_tensors import allocate_kv_cache
-from tests.checkpoints import edit_config, make_llama
+from tests.checkpoints import edit_config, make_llama, make_tiny
 from tests.e2e.process_usage import PROMPT_MALLOC
 
 MANY_LOGITS = {
@@ -92,7 +94,7 @@ def test_weights_and_kv_cache_are_reported_to_the_byte(tmp_path: Path, dtype: st
     weights = sum(math.prod(spec.shape) for spec in weight_specs_of(factory.layers)) * torch_dtype.itemsize
     assert resolved.memory.footprint.weights == weights
     storage = allocate_kv_cache(spec, 10, 16, torch_dtype, torch.device("cpu"))
-    assert resolved.memory.footprint.kv_cache == storage.nbytes
+    assert resolved.memory.footprint.kv_cache == sum(tensor.nbytes for tensor in storage.tensors)
 
 
 def test_windows_share_blocks_and_bytes(tmp_path: Path) -> None:
@@ -106,8 +108,25 @@ def test_windows_share_blocks_and_bytes(tmp_path: Path) -> None:
     resolved = resolve(Config().with_values(model=str(tmp_path), **settings))
     assert len(resolved.spec.kv_groups()) == 2
     storage = allocate_kv_cache(resolved.spec, 10, 16, torch.float32, torch.device("cpu"))
-    assert resolved.memory.footprint.kv_cache == storage.nbytes
-    assert len(storage) == 2
+    assert resolved.memory.footprint.kv_cache == sum(tensor.nbytes for tensor in storage.tensors)
+    assert [len(tensor) for tensor in storage.tensors] == [2]
+
+
+def test_latents_take_one_plane_on_every_rank(tmp_path: Path) -> None:
+    """Of a token, the latent and the rotated part of keys, however many heads there are."""
+    latents = {"q_lora_rank": None, "kv_lora_rank": 32, "qk_nope_head_dim": 16, "qk_rope_head_dim": 8, "v_head_dim": 12}
+    shape = {"num_attention_heads": 4, "num_key_value_heads": 4, "head_dim": 8, "first_k_dense_replace": 2}
+    make_tiny(tmp_path, "DeepseekV2ForCausalLM", num_hidden_layers=2, **shape, **latents)
+    settings = {"dtype": "float32", "num_gpu_blocks_override": 10, "max_model_len": 64, "skip_tokenizer_init": True}
+    resolved = resolve(Config().with_values(model=str(tmp_path), **settings))
+    token = 2 * (32 + 8) * 4
+    assert resolved.memory.footprint.kv_cache == 11 * 16 * token
+    for spec in (resolved.spec, rank_share(resolved.spec, Mesh(tp=2))):
+        storage = allocate_kv_cache(spec, 10, 16, torch.float32, torch.device("cpu"))
+        assert sum(tensor.nbytes for tensor in storage.tensors) == 11 * 16 * token
+        assert spec.kv_bytes_per_token("float32") == token
+    with pytest.raises(ConfigError, match="--kv-cache-dtype fp8 is not served with DeepseekV2ForCausalLM"):
+        resolve(Config().with_values(model=str(tmp_path), **settings, kv_cache_dtype="fp8"))
 
 
 GPU = Machine(64 * GIB, fast_bfloat16=True, gpu=Gpu("H100", (9, 0), 80 * GIB, 79 * GIB), why_no_gpu="")

@@ -8,7 +8,7 @@ import pytest
 
 from quire.errors import ConfigError
 from quire.foundation.config import Config
-from quire.planning.ranks import check_backend, check_nodes, node_lines
+from quire.planning.rank_checks import check_backend, check_nodes, node_lines
 
 TWO = {"nnodes": 2, "pipeline_parallel_size": 2}
 RAY = {"distributed_executor_backend": "ray"}

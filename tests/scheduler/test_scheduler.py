@@ -21,20 +21,25 @@ from quire.engine.token_bitmasks import TokenBitmaskSender
 from quire.foundation.clock import SystemClock
 from quire.foundation.messages.to_engine import Add
 from quire.scheduling.kvcache.block_pool import BlockPool
-from quire.scheduling.kvcache.cache_groups import KVCacheGroup, capacity
+from quire.scheduling.kvcache.cache_groups import FULL, CacheGroup, Chunk, Reach, Window, capacity
 from quire.scheduling.kvcache.host_pool import HostPool
+from quire.scheduling.kvcache.host_tier import HostTier
 from quire.scheduling.scheduler import tenant_queue
 from quire.scheduling.scheduler.admission import Admission
 from quire.scheduling.scheduler.preemption import Preemption
 from quire.scheduling.scheduler.request import Request
 from quire.scheduling.scheduler.scheduler import Scheduler
+from quire.scheduling.scheduler.sequence_states import CheckpointRule
 from quire.scheduling.scheduler.tenant_queue import SMALL
 from quire.scheduling.scheduler.token_budget import TokenBudget
 from tests.engine.harness import HashMasker, add, drafts_of
-from tests.executor.fake import FakeExecutor, allowed, hash_token
+from tests.executor.fake import FakeExecutor, allowed, hash_token, state_of, stateful_counter
 from tests.scheduler.test_order import LinearCost
 
 CHUNKS = st.sampled_from([40, 20, 13, 7, 2, 1])
+REACHES: list[tuple[Reach, ...]] = [
+    (FULL,), (FULL,), (FULL, FULL), (FULL, Window(11)), (Window(9),), (FULL, Chunk(12)), (Chunk(10), Window(5)),
+]  # fmt: skip
 STEMS = [list(range(start, start + 50)) for start in (0, 100)]
 """Most prompts begin alike, so that prefixes are found."""
 
@@ -52,7 +57,7 @@ class Lives(RuleBasedStateMachine):
     @initialize(
         num_blocks=st.sampled_from([13, 20, 30, 40, 8]),
         block_size=st.sampled_from([1, 2, 8]),
-        windows=st.sampled_from([(None,), (None,), (None, None), (None, 11), (9,)]),
+        reaches=st.sampled_from(REACHES),
         seqs=st.sampled_from([3, 6, 4, 2, 1]),
         tokens=CHUNKS,
         max_in_flight=st.sampled_from([3, 2, 1]),
@@ -62,13 +67,16 @@ class Lives(RuleBasedStateMachine):
         policy=st.sampled_from(["fcfs", "priority"]),
         prefix_caching=st.booleans(),
         timed=st.booleans(),
+        states=st.sampled_from([None, (0, 1), (2, 1), (5, 2), (40, 1), (12, 4)]),
+        has_attention=st.sampled_from([True, True, False]),
+        tiered=st.booleans(),
         seed=st.integers(0, 2**32),
     )
     def start(
         self,
         num_blocks: int,
         block_size: int,
-        windows: tuple[int | None, ...],
+        reaches: tuple[Reach, ...],
         seqs: int,
         tokens: int,
         max_in_flight: int,
@@ -78,11 +86,17 @@ class Lives(RuleBasedStateMachine):
         policy: Any,
         prefix_caching: bool,
         timed: bool,
+        states: tuple[int, int] | None,
+        has_attention: bool,
+        tiered: bool,
         seed: int,
     ) -> None:
-        groups, luck = [KVCacheGroup(window=window) for window in windows], random.Random(seed)
+        """With `states`, there are so many beside those of slots, and so many blocks between checkpoints."""
+        if states is not None and not has_attention:
+            reaches = ()
+        groups, luck = [CacheGroup(reach=reach) for reach in reaches], random.Random(seed)
         tenant_queue.SMALL = luck.choice([12, SMALL])  # prompts are short here, and some are to be large
-        self.reach = None if None in windows else max(filter(None, windows))
+        self.reaches = reaches
         self.pool = BlockPool(num_blocks, block_size)
         self.host = HostPool()
         ready = [*sorted(luck.choices(range(host_blocks + 1), k=30)), host_blocks]
@@ -94,14 +108,18 @@ class Lives(RuleBasedStateMachine):
             num_host_blocks=host_blocks,
             ready_host_blocks=lambda: ready.pop(0) if len(ready) > 1 else ready[0],
             max_in_flight=max_in_flight,
-            accept=lambda most: luck.randint(most == 1 and luck.random() < 0.8, most),
+            accept=lambda most: luck.randint(bool(states) or (most == 1 and luck.random() < 0.8), most),
+            num_states=seqs + states[0] if states else 0,
         )
+        self.states = None
+        if states is not None:
+            self.states = BlockPool(seqs + states[0], block_size), CheckpointRule(states[1] * block_size)
         self.masker = HashMasker()
         self.scheduler = Scheduler(
             self.pool,
             seqs,
             TokenBudget(tokens, cost=LinearCost(streams_ms=12.0) if timed else None),
-            Preemption(self.host, mode),
+            Preemption(self.host, mode, tier=HostTier(self.pool, self.host) if tiered else None),
             SystemClock(),
             groups=groups,
             policy=policy,
@@ -109,26 +127,35 @@ class Lives(RuleBasedStateMachine):
             max_drafts=drafts_of,
             masked=self.masker.wants,
             stages=stages,
+            states=self.states,
         )
         self.look_again_at_what_does_not_fit(self.scheduler._admission)
         self.masks = TokenBitmaskSender(self.masker, self.scheduler, self.executor, 512)
         self.budget, self.seqs = tokens, seqs
 
     def look_again_at_what_does_not_fit(self, admission: Admission) -> None:
-        """A request that is turned away without a lookup would be turned away with one."""
+        """A request that is turned away without a lookup would be turned away with one.
+
+        With chunks, a shorter prefix may be held by others, so it would not be.
+        """
+        if any(isinstance(reach, Chunk) for reach in self.reaches):
+            return
         remembered = admission._would_fail_again
 
         def would_fail_again(request: Request, reserved: int) -> bool:
             fails = remembered(request, reserved)
             if fails:
                 failed, watched = admission._last_failed, self.pool._watched
+                watched_states = self.states[0]._watched if self.states else set()
                 parent = request.parent
-                if parent is not None and parent.table.covers(request.add.prompt_len - 1):
+                if parent is not None and admission._can_share_prompt(parent, request.add.prompt_len):
                     assert not admission._try_fork(request, parent, reserved)
                 else:
                     assert not admission._try_share_prefix(request, reserved)
                 admission._last_failed = failed
                 self.pool.watch(watched)
+                if self.states is not None:
+                    self.states[0].watch(watched_states)
             return fails
 
         admission._would_fail_again = would_fail_again  # type: ignore[method-assign]
@@ -137,8 +164,9 @@ class Lives(RuleBasedStateMachine):
         """What a request would get with the engine to itself."""
         history = list(message.tokens)
         for drawn in range(message.sampling.max_tokens or 0):
-            seen = history if self.reach is None else history[-self.reach :]
-            token = hash_token(seen, drawn, 512)
+            first = [reach.first_visible(len(history) - 1) for reach in self.reaches]
+            counter = stateful_counter(drawn, state_of(history)) if self.states else drawn
+            token = hash_token(history[min(first) :] if first else [], counter, 512)
             history.append(allowed(token, self.masker.mask(history), 512) if self.masker.wants(message) else token)
             if history[-1] in message.stop_ids:
                 break
@@ -200,7 +228,7 @@ class Lives(RuleBasedStateMachine):
 
     @rule()
     def reset_prefix_cache(self) -> None:
-        self.pool.reset_prefix_cache()
+        self.scheduler.reset_prefix_cache()
 
     @rule(times=st.integers(1, 4))
     def plan(self, times: int = 1) -> None:
@@ -241,16 +269,34 @@ class Lives(RuleBasedStateMachine):
         if not hasattr(self, "pool"):
             return
         held: Counter[int] = Counter()
-        swapped = 0
+        swapped: Counter[int] = Counter()
         for request in self.scheduler.requests():
             blocks = [block for row in request.table._blocks for block in row]
             held.update(block for block in blocks if block > 0)
-            swapped += sum(block < 0 for block in blocks)
+            swapped.update(~block for block in blocks if block < 0)
             assert request.slot is not None or not any(block > 0 for block in blocks), "a waiting request holds blocks"
         assert {block: count for block, count in enumerate(self.pool._ref_counts) if count} == held
         assert len(held) + self.pool.num_free == self.pool.num_blocks
-        assert swapped + self.host.num_free == self.host.num_blocks
+        assert swapped == self.host._holders
+        assert len(swapped) + self.host.num_free == self.host.num_blocks
         assert len(self.scheduler.running) + self.scheduler.num_free_slots == self.seqs
+
+    @invariant()
+    def states_are_conserved(self) -> None:
+        if not hasattr(self, "scheduler") or self.scheduler.states is None:
+            return
+        states, held = self.scheduler.states, Counter[int]()
+        for request in self.scheduler.requests():
+            own = request.states
+            assert own is not None
+            assert bool(own.current) == (request.slot is not None or request.swapped), request
+            held.update(
+                state for state in (own.current, own.fork, *(s for _, s in own.checkpoints + own.marks)) if state
+            )
+        assert {state: count for state, count in enumerate(states.pool._ref_counts) if count} == held
+        assert len(held) + states.pool.num_free == states.pool.num_blocks
+        assert states._kept == len(held) - len(self.scheduler.running)
+        assert states.pool.num_free >= self.scheduler.num_free_slots, "a slot may find no state"
 
     @invariant()
     def what_waits_is_counted(self) -> None:
@@ -273,6 +319,8 @@ class Lives(RuleBasedStateMachine):
             assert len(request.tokens) + request.in_flight_tokens <= request.limit, "more than it may have is planned"
             assert self.scheduler.steps_in_flight or request.planned == request.computed, request
             if request.slot is not None:
+                if not self.reaches:
+                    continue
                 blocks, planned = len(request.table._blocks[0]), request.planned
                 assert blocks >= self.pool.blocks_for(planned), "planned beyond its blocks"
                 unused = blocks > self.pool.blocks_for(planned + 1)
@@ -292,6 +340,7 @@ class Lives(RuleBasedStateMachine):
             self.process_result()
             self.lengths_are_in_order()
             self.blocks_are_conserved()
+            self.states_are_conserved()
         assert set(self.ended) == set(self.adds), "somebody starved"
         assert self.pool.num_free == self.pool.num_blocks
         assert self.host.num_free == self.host.num_blocks

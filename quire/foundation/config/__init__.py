@@ -11,8 +11,9 @@ from functools import lru_cache
 from typing import Any, get_type_hints
 
 from quire.errors import ConfigError, did_you_mean
-from quire.foundation.config.cache import CacheConfig, element_dtype
+from quire.foundation.config.cache import CacheConfig, element_dtype, is_quantized
 from quire.foundation.config.lora import LoraConfig
+from quire.foundation.config.media import MediaConfig
 from quire.foundation.config.model import BUILTIN_MODEL, LoadConfig, ModelConfig
 from quire.foundation.config.parallel import DeviceConfig, ParallelConfig
 from quire.foundation.config.scheduler import SchedulerConfig
@@ -27,6 +28,7 @@ __all__ = [
     "DeviceConfig",
     "LoadConfig",
     "LoraConfig",
+    "MediaConfig",
     "ModelConfig",
     "ObservabilityConfig",
     "ParallelConfig",
@@ -48,6 +50,7 @@ class Config:
     parallel: ParallelConfig = field(default_factory=ParallelConfig)
     speculation: SpeculationConfig = field(default_factory=SpeculationConfig)
     lora: LoraConfig = field(default_factory=LoraConfig)
+    media: MediaConfig = field(default_factory=MediaConfig)
     server: ServerConfig = field(default_factory=ServerConfig)
     observability: ObservabilityConfig = field(default_factory=ObservabilityConfig)
 
@@ -55,6 +58,15 @@ class Config:
     def kv_dtype(self) -> str:
         """The name of the type of the KV cache's elements; --dtype must be resolved."""
         return element_dtype(self.cache.kv_cache_dtype, self.model.dtype)
+
+    @property
+    def host_blocks_outlive_engine(self) -> bool:
+        """Whether the memory of host blocks is the supervisor's: where one process computes on a CPU, and blocks hold
+        nothing but keys and values of the model's type."""
+        cache, parallel = self.cache, self.parallel
+        is_plain = self.speculation.speculation is None and not is_quantized(cache.kv_cache_dtype)
+        is_alone = parallel.ranks == 1 and not parallel.engines_share_experts
+        return cache.kv_offloading_size is not None and self.device.device == "cpu" and is_alone and is_plain
 
     def with_values(self, **values: Any) -> Config:
         """A copy with fields of any part replaced by their flat names, as in `LLM(...)` and flags. Values are checked,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -114,6 +114,20 @@ def may_load_adapters() -> bool:
     """Whether requests may load adapters without an API key: QUIRE_ALLOW_RUNTIME_LORA_UPDATING=1 (or VLLM_…)."""
     names = ("QUIRE_ALLOW_RUNTIME_LORA_UPDATING", "VLLM_ALLOW_RUNTIME_LORA_UPDATING")
     return any(os.environ.get(name, "").lower() in ("1", "true") for name in names)
+
+
+def max_audio_bytes() -> int:
+    """The largest file of a sound: QUIRE_MAX_AUDIO_CLIP_FILESIZE_MB (or VLLM_…) in bytes, by default 25 MiB. Raises
+    ConfigError if it is no positive number."""
+    names = ("QUIRE_MAX_AUDIO_CLIP_FILESIZE_MB", "VLLM_MAX_AUDIO_CLIP_FILESIZE_MB")
+    wanted = next((value for name in names if (value := os.environ.get(name))), "25")
+    try:
+        size = int(float(wanted) * 2**20)
+    except (ValueError, OverflowError):
+        size = 0
+    if size < 1:
+        raise ConfigError(f"{names[0]} is {wanted!r}, and must be a number of megabytes.")
+    return size
 
 
 def visible_gpus() -> list[str]:
@@ -287,6 +301,11 @@ def shown_variables() -> dict[str, str]:
         for name, value in sorted(os.environ.items())
         if name.startswith(_SHOWN_PREFIXES)
     }
+
+
+def with_variables(more: Mapping[str, str]) -> dict[str, str]:
+    """The variables of a program that is started with some more, or other values, than this process has."""
+    return {**os.environ, **more}
 
 
 def api_key() -> str | None:

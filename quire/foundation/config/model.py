@@ -41,6 +41,19 @@ class ModelConfig:
     model_impl: ModelImpl = "auto"
     """What computes the model: quire: Quire's own layers; transformers: transformers' modules, which serve more
     architectures, slower. auto: Quire's layers if they serve the architecture, else transformers. vllm is quire."""
+    runner: Literal["auto", "generate", "pooling"] = "auto"
+    """What the model is run for: generate: text, and with --pooler-config or an embedding model's files vectors
+    beside it; pooling: vectors, labels or scores of whole texts. auto: pooling for embedding models, rerankers and
+    classifiers, else generate."""
+    convert: Literal["auto", "none", "embed", "classify"] = "auto"
+    """What a model that generates text is made into: embed: an embedding model; classify: a classifier or reranker, by
+    its classifier_from_token. auto: what its files say; none: nothing."""
+    pooler_config: dict[str, Any] = field(default_factory=dict)
+    """How texts are pooled, as JSON, where the model's files do not say it or say it wrongly, such as {"pooling_type":
+    "MEAN"} (or CLS, LAST, MAX, MEAN_SQRT_LEN, WEIGHTED_MEAN, ALL, STEP). Other keys: use_activation, dimensions,
+    logit_mean, logit_sigma, step_tag_id, returned_token_ids, task."""
+    language_model_only: bool = False
+    """Serve text alone, with a model that sees images too: its tower is not loaded."""
     max_model_len: int | Literal["auto"] | None = None
     """Longest sequence, prompt and output together, in tokens. auto (or -1): the longest that fits into the KV cache.
     Default: the model's own limit."""
@@ -66,7 +79,8 @@ class ModelConfig:
     """Classes, as package.module:Class, that may change the logits of requests that pass them `vllm_xargs`. Their code
     runs inside the engine."""
     generation_config: str = "auto"
-    """Source of default sampling values. auto: the model's generation_config.json; vllm: none; else a directory."""
+    """Source of default sampling values. auto: the model's generation_config.json; quire or vllm: none; else a
+    directory."""
     override_generation_config: dict[str, Any] = field(default_factory=dict)
     """Default sampling values that replace the model's, as JSON."""
 

@@ -12,6 +12,10 @@ Policy = Literal["fcfs", "priority"]
 PreemptionMode = Literal["recompute", "swap"]
 
 
+MAX_QUEUE_TIME = 30.0
+OVERLOAD_QUEUE_TIME = 1.0
+
+
 @dataclass(frozen=True)
 class SchedulerConfig:
     """Continuous batching."""
@@ -34,11 +38,15 @@ class SchedulerConfig:
     max_queued_tokens: int | None = None
     """Most tokens of sequences that wait for room, of their prompts and expected outputs; a request beyond gets 429 and
     when to try again. Default: as many as the engine works off within --max-queue-time."""
-    max_queue_time: float = 30.0
+    max_queue_time: float | None = None
     """Seconds that requests wait at most when they are let in, as measured throughput tells; without
-    --max-queued-tokens."""
+    --max-queued-tokens. Default: 30."""
+    overload_queue_time: float | None = None
+    """Seconds that requests wait at most when they are let in while more arrive than are answered: then the queue is
+    kept short, and the others get 429 at once. A burst is let in up to --max-queue-time. Default: 1, or
+    --max-queue-time where that is set."""
     preemption_mode: PreemptionMode | None = None
     """What happens to a sequence that has to make room. Default: whichever is estimated to cost less each time."""
 
     def __post_init__(self) -> None:
-        check_positive(self, "max_queued_requests", "max_queued_tokens", "max_queue_time")
+        check_positive(self, "max_queued_requests", "max_queued_tokens", "max_queue_time", "overload_queue_time")

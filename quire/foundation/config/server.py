@@ -11,6 +11,8 @@ from quire.errors import ConfigError
 from quire.foundation.config.values import check_positive, check_range
 
 ContentFormat = Literal["auto", "string", "openai"]
+REASONING_EFFORTS = ("none", "minimal", "low", "medium", "high", "xhigh", "max")
+"""How much a request may ask a model to think, from the least to the most."""
 _LONGEST_SHUTDOWN_S = 86_400.0
 MAX_API_SERVERS = 64
 MAX_PORT = 2**16 - 1
@@ -77,15 +79,27 @@ class ServerConfig:
     """How the model writes tool calls. Default: as its chat template tells."""
     enable_auto_tool_choice: bool = True
     """Let the model choose whether to call a tool."""
+    tool_strict_level: Literal["auto", "function", "parameter"] = "auto"
+    """What calls are held to, also of tools that are not strict: nothing (auto), the name of a tool and JSON arguments
+    (function), or the schema of its parameters as far as a grammar can say it (parameter)."""
     exclude_tools_when_tool_choice_none: bool = False
     """Do not show tools to the model when the request says tool_choice 'none'."""
     reasoning_parser: str | None = None
     """How the model writes its reasoning. Default: as its chat template tells."""
+    reasoning_effort_map: dict[str, Any] = field(default_factory=dict)
+    """What the chat template gets for an effort that a request asks for, as JSON, such as {"xhigh": "high"}. Efforts
+    that are not named stay as they are."""
     unknown_fields: Literal["ignore", "refuse"] = "ignore"
     """What happens to fields of requests that Quire does not know: they are ignored, and the log names each once; or
     refused. One that is spelled like a known field, or would change the answer, is always refused."""
     stream_interval: int = 1
     """Tokens of a choice that a chunk of a stream has, but for its first and its last one. More cost less to send."""
+    sse_keep_alive_interval: float = 0.0
+    """Seconds after which a stream that has nothing to say sends a comment, so that nobody takes it for dead: a long
+    prompt may take minutes. 0: never."""
+    enable_per_request_metrics: bool = False
+    """Report the times of a request as 'metrics' in answers of /v1/chat/completions and /v1/completions: of a stream,
+    in a chunk of its own at the end, or in that with the usage."""
     enable_force_include_usage: bool = False
     """Report token counts at the end of each stream, as with stream_options.include_usage."""
     return_tokens_as_token_ids: bool = False
@@ -159,7 +173,8 @@ class ServerConfig:
         check_range(self, 0, MAX_PORT, "port")
         check_positive(self, "max_request_timeout", "max_request_bytes", "stream_interval")
         check_range(self, 0, None, "max_log_len")
-        check_range(self, 0, _LONGEST_SHUTDOWN_S, "shutdown_delay", "shutdown_timeout")
+        check_range(self, 0, _LONGEST_SHUTDOWN_S, "shutdown_delay", "shutdown_timeout", "sse_keep_alive_interval")
+        _check_efforts(self.reasoning_effort_map)
         check_range(self, 1, MAX_API_SERVERS, "api_server_count")
         if self.headless and self.api_server_count > 1:
             raise ConfigError(
@@ -196,6 +211,16 @@ class ObservabilityConfig:
             else:
                 continue
             raise ConfigError(f"--custom-histogram-buckets {why}.", param="custom_histogram_buckets")
+
+
+def _check_efforts(efforts: dict[str, Any]) -> None:
+    for asked, given in efforts.items():
+        if asked not in REASONING_EFFORTS or given not in REASONING_EFFORTS:
+            raise ConfigError(
+                f"--reasoning-effort-map must map efforts to efforts, which are {', '.join(REASONING_EFFORTS)}; got "
+                f"'{asked}': {given!r}.",
+                param="reasoning_effort_map",
+            )
 
 
 def _are_bounds(value: Any) -> bool:

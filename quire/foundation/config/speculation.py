@@ -10,7 +10,7 @@ from typing import Any, Literal, get_args
 
 from quire.errors import ConfigError, did_you_mean
 
-Method = Literal["ngram", "suffix", "draft_model", "eagle3"]
+Method = Literal["ngram", "suffix", "draft_model", "eagle3", "mtp"]
 MAX_DRAFTS = 16
 """Maximum draft tokens of a step and sequence: longer rows are seldom accepted to their end."""
 _NGRAM_KEYS = ("prompt_lookup_max", "prompt_lookup_min")
@@ -20,7 +20,12 @@ _SYNTHETIC_KEYS = ("synthetic_acceptance_rates", "synthetic_acceptance_length")
 _KEYS = ("method", "model", "num_speculative_tokens", *_NGRAM_KEYS, *_SUFFIX_KEYS, "draft_tensor_parallel_size",
          "rejection_sample_method", *_SYNTHETIC_KEYS)  # fmt: skip
 _KEYS_OF: dict[Method, tuple[str, ...]] = {"ngram": _NGRAM_KEYS, "suffix": _SUFFIX_KEYS}
-_LATER = ("eagle", "medusa", "mlp_speculator", "mtp", "deepseek_mtp", "ngram_gpu", "dflash")
+_LATER = ("eagle", "medusa", "mlp_speculator", "ngram_gpu", "dflash")
+_MTP = tuple(
+    f"{family}_mtp"
+    for family in ("deepseek", "glm4_moe", "glm4_moe_lite", "mimo", "qwen3_next", "qwen3_5", "qwen3_5_moe", "ernie")
+)
+"""Names in vLLM's settings of `mtp`, by the family of the model."""
 _NGRAM_MODELS = ("ngram", "[ngram]")
 """Names in vLLM's older settings of prompt lookup, in place of a model."""
 _FLAG = "--speculative-config"
@@ -49,10 +54,11 @@ class Speculation:
 
     Attributes:
         method: `ngram`: what followed the same tokens earlier in the sequence. `suffix`: what followed them most often
-            there and in earlier outputs. `draft_model`: a smaller model. `eagle3`: a head of the model itself.
+            there and in earlier outputs. `draft_model`: a smaller model. `eagle3`: a head of the model itself. `mtp`:
+            the head that the model's own checkpoint has.
         tokens: Maximum draft tokens of a step and sequence.
         model: For `draft_model` and `eagle3`: a directory, a hub id, or `quill_draft` or `quill_eagle3`, which are
-            part of the package. Otherwise empty.
+            part of the package. For `mtp`: the directory of the model, once settings are resolved. Otherwise empty.
         lookup_max, lookup_min: For `ngram`: the longest and the shortest run of last tokens that is searched.
         suffix: For `suffix`.
         synthetic_rates: For benchmarks only: by position, how likely the draft there and all before it are accepted,
@@ -75,8 +81,8 @@ class SpeculationConfig:
     speculative_config: dict[str, Any] | None = None
     """Who guesses, as JSON: {"method": "ngram", "num_speculative_tokens": 5, "prompt_lookup_max": 4,
     "prompt_lookup_min": 2}, {"method": "suffix"}, {"model": DRAFT, "num_speculative_tokens": 5} with a smaller
-    model of the same tokenizer, or {"method": "eagle3", "model": HEAD, "num_speculative_tokens": 4} with an EAGLE-3
-    head of the model. Default: nobody."""
+    model of the same tokenizer, {"method": "eagle3", "model": HEAD, "num_speculative_tokens": 4} with an EAGLE-3
+    head of the model, or {"method": "mtp"} with the head in the model's own checkpoint. Default: nobody."""
     speculative_model: str | None = None
     """The smaller model that guesses; the same as "model" in --speculative-config. `[ngram]`: the text itself."""
     num_speculative_tokens: int | None = None
@@ -106,13 +112,10 @@ class SpeculationConfig:
             return
         if device != "cpu" and ranks * stages > 1:
             raise _error(f"{_FLAG} is not supported on several GPUs yet: leave it out, or give one GPU.")
+        if device != "cpu" and speculation.method == "mtp":
+            raise _error(f'{_FLAG}: "method": "mtp" runs on a CPU alone so far: give --device cpu, or another method.')
         if stages > 1:
             raise _error(f"{_FLAG} is not supported with --pipeline-parallel-size {stages} yet: leave one of them out.")
-        if ranks > 1 and speculation.model:
-            what = "An EAGLE-3 head" if speculation.method == "eagle3" else "A draft model"
-            raise _error(
-                f'{what} is not supported with --tensor-parallel-size {ranks} yet; {_FLAG} with "method": "ngram" is.'
-            )
 
 
 def _parsed(asked: Mapping[str, Any]) -> Speculation:
@@ -121,7 +124,7 @@ def _parsed(asked: Mapping[str, Any]) -> Speculation:
             hint = did_you_mean(key, _KEYS) or f" What can be said: {', '.join(_KEYS)}."
             raise _error(f"{_FLAG}: {key!r} is not supported.{hint}")
     if asked.get("draft_tensor_parallel_size", 1) != 1:
-        raise _error(f"{_FLAG}: draft_tensor_parallel_size must be 1: a draft model runs on one device.")
+        raise _error(f"{_FLAG}: draft_tensor_parallel_size must be 1: ranks divide a draft model like the model.")
     method, model = _method(asked), asked.get("model", "")
     for other, keys in _KEYS_OF.items():
         for key in keys:
@@ -131,7 +134,7 @@ def _parsed(asked: Mapping[str, Any]) -> Speculation:
         raise _error(f'{_FLAG}: "method": "{method}" takes no "model", got {model!r}.')
     if method == "suffix":
         return _suffix(asked)
-    tokens = _number(asked, "num_speculative_tokens", MAX_DRAFTS)
+    tokens = _number(asked, "num_speculative_tokens", MAX_DRAFTS, 1 if method == "mtp" else None)
     if method == "ngram":
         given = next((key for key in _NGRAM_KEYS if key in asked), None)
         both = 5 if given is None else _number(asked, given, None)
@@ -139,7 +142,7 @@ def _parsed(asked: Mapping[str, Any]) -> Speculation:
         if shortest > longest:
             raise _error(f"{_FLAG}: prompt_lookup_min {shortest} is more than prompt_lookup_max {longest}.")
         return Speculation("ngram", tokens, "", longest, shortest)
-    if not isinstance(model, str) or not model:
+    if not isinstance(model, str) or not (model or method == "mtp"):
         raise _error(f'{_FLAG}: "method": "{method}" needs a "model".')
     return Speculation(method, tokens, model)
 
@@ -190,6 +193,8 @@ def _method(asked: Mapping[str, Any]) -> Method:
     named, model = asked.get("method"), asked.get("model")
     if named is None:
         named = "ngram" if model in _NGRAM_MODELS else "draft_model" if model else None
+    if named in _MTP:
+        return "mtp"
     for method in get_args(Method):
         if named == method:
             return method  # type: ignore[no-any-return]

@@ -59,11 +59,6 @@ def _lists(advice: str, *names: str, neutral: tuple[Any, ...] = (ANY,)) -> dict[
     return {name: VllmSetting(neutral, advice, is_list=True) for name in names}
 
 
-def _no_media(limits: Any) -> bool:
-    """Limits of 0"""
-    return isinstance(limits, Mapping) and not any(limits.values())
-
-
 def _only_backend(settings: Any) -> bool:
     """`backend` alone, which chooses who compiles grammars"""
     left = {"backend", "disable_fallback", "enable_in_reasoning"}
@@ -71,10 +66,10 @@ def _only_backend(settings: Any) -> bool:
 
 
 _KERNELS = "kernels are chosen, and steps recorded, by the model and the device"
-_TEXT_ONLY = "this version reads and writes text alone; leave it out"
+_TEXT_ONLY = "this version reads text and images, and writes text alone; leave it out"
 _NO_CODE = "code from a model's repository is never run"
 _ONE_KIND = "ranks are processes, and --tensor-parallel-size says how many; leave it out"
-_NO_MEDIA = "no media are read"
+_NO_MEDIA = "images are read in one way"
 
 VLLM_SETTINGS: dict[str, VllmSetting] = {
     # What has no effect here.
@@ -169,18 +164,17 @@ VLLM_SETTINGS: dict[str, VllmSetting] = {
         "calculate_kv_scales",
     ),
     **_group(_TEXT_ONLY,
-        runner=("auto", "generate"), convert=("auto", "none"), task=("auto", "generate"), pooler_config=None,
-        override_pooler_config=None, io_processor_plugin=None, limit_mm_per_prompt=_no_media, media_io_kwargs=None,
-        mm_processor_kwargs=None, enable_mm_embeds=False, enable_prompt_embeds=False, allowed_local_media_path="",
+        io_processor_plugin=None, enable_mm_embeds=False, enable_prompt_embeds=False,
         mm_encoder_only=False, enable_return_routed_experts=False,
     ),
-    **_lists(_TEXT_ONLY, "allowed_media_domains", neutral=()),
+    **_group("give --runner and --convert in its place", task=("auto", "generate")),
+    **_group("give --pooler-config in its place", override_pooler_config=None),
     **_flags(_NO_MEDIA,
-        "language_model_only", "interleave_mm_strings", "skip_mm_profiling", "disable_chunked_mm_input",
+        "interleave_mm_strings", "skip_mm_profiling", "disable_chunked_mm_input",
         "enable_tower_connector_lora", "enable_flash_late_interaction",
     ),
     **_hints(_NO_MEDIA,
-        "mm_processor_cache_gb", "mm_processor_cache_type", "mm_shm_cache_max_object_size_mb", "mm_encoder_tp_mode",
+        "mm_processor_cache_type", "mm_shm_cache_max_object_size_mb", "mm_encoder_tp_mode",
         "mm_encoder_attn_backend", "mm_encoder_attn_dtype", "mm_encoder_fp8_scale_path",
         "mm_encoder_fp8_scale_save_path", "mm_encoder_fp8_scale_save_margin", "video_pruning_rate", "mm_tensor_ipc",
     ),
@@ -201,26 +195,27 @@ VLLM_SETTINGS: dict[str, VllmSetting] = {
     **_group("say it in --speculative-config",
         spec_method=None, spec_model=None, spec_tokens=None, ngram_prompt_lookup_max=None, ngram_prompt_lookup_min=None,
     ),
-    **_group("a draft model runs on one device", speculative_draft_tensor_parallel_size=1),
+    **_group("ranks divide a draft model like the model", speculative_draft_tensor_parallel_size=1),
     **_group("a draft model follows sequences as far as --max-model-len", speculative_max_model_len=None),
     # The engine.
     **_group("the scheduler is not replaceable: --scheduling-policy and --performance-mode change it; leave it out",
         scheduler_cls=None,
     ),
-    **_group("--swap-space keeps preempted sequences in host memory, and no cache leaves the server; leave it out",
-        kv_offloading_size=None, kv_offloading_backend=("native",), kv_transfer_config=None, kv_events_config=None,
-        ec_transfer_config=None,
+    **_group("--kv-offloading-size keeps KV blocks in host memory by Quire's own means; leave it out",
+        kv_offloading_backend=("native",),
+    ),
+    **_group("--kv-offloading-size keeps KV blocks in host memory, and no cache leaves the server; leave it out",
+        kv_transfer_config=None, kv_events_config=None, ec_transfer_config=None,
     ),
     **_group("POST /admin/model swaps models while the server runs; leave it out", weight_transfer_config=None),
     **_group("Quire reads no settings of plugins; leave it out", additional_config=None),
     **_group("quire bench measures kernels and steps; leave it out", profiler_config=None),
     **_group("--max-queued-requests limits what waits, and not what runs", max_num_queued_reqs=None),
     **_group("--max-queued-tokens limits what waits, with expected outputs", max_num_queued_tokens=None),
-    **_group("recurrent models come in a later version; leave it out",
-        mamba_cache_dtype="auto", mamba_ssm_cache_dtype="auto", mamba_block_size=None, mamba_cache_mode="none",
-        enable_mamba_cache_stochastic_rounding=False,
+    **_group("states have the types that the model was made with; leave it out",
+        mamba_cache_dtype="auto", mamba_ssm_cache_dtype="auto", enable_mamba_cache_stochastic_rounding=False,
     ),
-    **_hints("recurrent models come in a later version", "mamba_cache_philox_rounds"),
+    **_hints("states have the types that the model was made with", "mamba_cache_philox_rounds"),
     # The server.
     **_hints("every grammar is compiled by llguidance", "guided_decoding_backend"),
     **_group("send whitespace options with the request, in structured_outputs; --reasoning-parser is a flag of its own",

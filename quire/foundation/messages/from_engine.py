@@ -6,6 +6,7 @@ from typing import Any, Literal, NamedTuple
 
 from quire.foundation.messages.to_engine import Adapter, Message, PauseMode
 from quire.foundation.messages.workers import TokenLogprobs
+from quire.pooling_params import PoolingTask
 
 EXPECTED_OUTPUT = 256
 """Output tokens that a waiting sequence is expected to bring, until one has ended."""
@@ -29,6 +30,50 @@ class _FromEngine(Message, frozen=True, kw_only=True):
     """The sender."""
 
 
+class PoolingInfo(Message, frozen=True):
+    """What a model makes of whole texts, and what clients have to know for that. API processes find it as
+    `Ready.pooling`, the server's session as `session.ready.pooling`.
+
+    Attributes:
+        tasks: Tasks that are served, the default first; empty: none.
+        generates: Whether the model also generates text here (`--runner generate`).
+        dim: Length of an embedding; 0 if the model embeds nothing.
+        dimensions: Shorter lengths that `PoolingParams.dimensions` may have; empty: any up to `dim` if `matryoshka`.
+        matryoshka: Whether embeddings may be shortened at all.
+        labels: Names of the labels of `classify` and `token_classify`, in the order of their values.
+        reads_pairs: Whether one text of the model may be a pair of texts (cross-encoders).
+        prompts: Texts that go before a text, by name (sentence-transformers' `prompts`).
+        default_prompt: The name of the prompt that every text gets which asks for none; empty: none.
+        include_prompt: Whether a prompt's tokens are pooled like the text's; else clients send `Add.prompt_skip`.
+        similarity: How embeddings are compared: cosine, dot, euclidean or manhattan.
+        max_embed_len: Longest text in tokens, if it is shorter than `Ready.capacity`; 0: it is not.
+        lowercases: Whether texts are lower-cased before they are tokenized (`do_lower_case`).
+    """
+
+    tasks: list[PoolingTask] = []
+    generates: bool = True
+    dim: int = 0
+    dimensions: list[int] = []
+    matryoshka: bool = False
+    labels: list[str] = []
+    reads_pairs: bool = False
+    prompts: dict[str, str] = {}
+    default_prompt: str = ""
+    include_prompt: bool = True
+    similarity: str = "cosine"
+    max_embed_len: int = 0
+    lowercases: bool = False
+
+    @property
+    def runner(self) -> Literal["generate", "pooling"]:
+        """What the model is run for, as vLLM's `--runner` says it."""
+        return "generate" if self.generates else "pooling"
+
+
+NO_POOLING = PoolingInfo()
+"""A model that generates text and makes nothing of whole texts."""
+
+
 class Ready(_FromEngine, frozen=True):
     """The engine takes work. Sent once, with the limits that only the device can tell."""
 
@@ -47,6 +92,10 @@ class Ready(_FromEngine, frozen=True):
     """Pause mode of the engine, for a client that was not there when it was paused."""
     adapters: list[Adapter] = []
     """Loaded adapters, for a client that was not there when they were loaded."""
+    pooling: PoolingInfo = NO_POOLING
+    """What the model makes of whole texts."""
+    hears: bool = False
+    """Whether each prompt has a `source`, which an encoder reads."""
 
 
 EndReason = Literal["stop", "length", "abort", "error", "repetition", "timeout", "refused"]
@@ -61,6 +110,8 @@ class End(Message, frozen=True):
         message: For `error` and `refused`: what failed, safe to show to the client.
         queued_s, prefill_s, decode_s: Seconds waiting, from first plan to first token, and from there to the end.
         cached_tokens: Prompt tokens found in the prefix cache, or shared with the sequence it forked from.
+        vector: What a pooled request has asked for, whose reason is `stop` then: float32, little-endian, in C order.
+        vector_shape: Its shape: [dim], or [tokens, dim] for tasks with a vector for each token.
     """
 
     id: int
@@ -71,6 +122,46 @@ class End(Message, frozen=True):
     decode_s: float = 0.0
     preemptions: int = 0
     cached_tokens: int = 0
+    vector: bytes = b""
+    vector_shape: list[int] = []
+
+
+class StateLoad(Message, frozen=True):
+    """The states of sequences of a model whose layers keep any.
+
+    Attributes:
+        num_states: States of sequences and checkpoints together.
+        free: Those that no sequence holds, with or without a checkpoint.
+        checkpoints: Checkpoints that were made since the engine's start.
+        skipped: Those that found no free state.
+    """
+
+    num_states: int
+    free: int
+    checkpoints: int
+    skipped: int
+
+
+class TierLoad(Message, frozen=True):
+    """What the prefix cache keeps on the host, and counts since the engine's start: bytes that were copied there and
+    back, tokens that the device did not have and those of them that were loaded, blocks that were left out for want of
+    room, and prefixes that were computed because that was quicker."""
+
+    cached_blocks: int
+    stored_bytes: int
+    loaded_bytes: int
+    query_tokens: int
+    hit_tokens: int
+    left_out: int
+    too_slow: int
+
+
+class MediaLoad(Message, frozen=True):
+    """How many images prompts have brought into steps since the engine's start, and how many of these had vectors
+    already."""
+
+    queries: int
+    hits: int
 
 
 class Load(Message, frozen=True):
@@ -107,6 +198,9 @@ class Load(Message, frozen=True):
     ready_host_blocks: int = 0
     queued_tokens: int = 0
     """Tokens to be computed for waiting sequences: prompts, and outputs of the expected length."""
+    queue_delay_s: float = 0.0
+    """The smallest waiting time of the sequences that began lately (QueueDelay), while others wait for room; else
+    0."""
     tokens_per_s: float = 0.0
     """Tokens that the engine computes, or finds computed, in a second while requests wait; estimated at first. 0 if
     unknown."""
@@ -116,8 +210,16 @@ class Load(Message, frozen=True):
     """Pause mode; empty if the engine is not paused."""
     running_adapters: list[str] = []
     """Names of the adapters that requests use."""
+    retained_blocks: int = 0
+    """Free blocks whose contents are kept for sessions that go on."""
     waiting_adapters: list[str] = []
     """Names of the adapters that requests wait for because no slot is free."""
+    states: StateLoad | None = None
+    """None for a model without states."""
+    tier: TierLoad | None = None
+    """None without --kv-offloading-size."""
+    media: MediaLoad | None = None
+    """None for a model that reads text alone."""
 
 
 class Deltas(_FromEngine, frozen=True):

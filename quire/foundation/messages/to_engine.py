@@ -6,6 +6,7 @@ from typing import Literal
 
 import msgspec
 
+from quire.pooling_params import PoolingParams
 from quire.sampling_params import SamplingParams
 
 DECODING_ERRORS = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)
@@ -44,6 +45,96 @@ class Adapter(msgspec.Struct, frozen=True, array_like=True):
     name: str
     path: str
     digest: str
+
+
+class MediumTensor(msgspec.Struct, frozen=True, array_like=True):
+    """A tensor that a tower takes: numpy's name of its dtype, its shape, and its elements in C order."""
+
+    dtype: str
+    shape: tuple[int, ...]
+    content: bytes
+
+
+class Medium(msgspec.Struct, frozen=True, array_like=True):
+    """An image as a model's tower takes it, or a sound as an encoder does.
+
+    Attributes:
+        digest: sha256 of the pixels and of all settings that made them: equal digests have equal vectors.
+        height, width: In pixels, after the image was resized and cut; of a sound, its mels and features.
+        count: How many tokens it has, from the first that stands for one of its vectors to the last.
+        pixels: [height, width, 3] uint8: red, green and blue; empty for towers that take `tensors`; of a sound
+            [height, width] float32.
+        rows, columns: How its vectors lie, in models whose positions tell rows and columns (M-RoPE); 0 in others.
+        tensors: What the tower takes in place of pixels, by name.
+        places: [vectors] int32, which of the tokens stand for a vector each; empty: all of them do.
+        text: [tokens] int32, what takes the place of its placeholder in a prompt: the tokens that stand for vectors,
+            and those before, among and behind them; empty: only tokens that stand for vectors.
+    """
+
+    digest: bytes
+    height: int
+    width: int
+    count: int
+    pixels: bytes
+    rows: int = 0
+    columns: int = 0
+    tensors: dict[str, MediumTensor] = {}
+    places: bytes = b""
+    text: bytes = b""
+
+    @property
+    def num_bytes(self) -> int:
+        """How many bytes its pixels and tensors have."""
+        return len(self.pixels) + sum(len(each.content) for each in self.tensors.values())
+
+
+class MediaSpan(msgspec.Struct, frozen=True, array_like=True):
+    """The tokens of a prompt that stand for an image, from `start` on, with those that stand among them."""
+
+    start: int
+    medium: Medium
+
+    @property
+    def end(self) -> int:
+        return self.start + self.medium.count
+
+
+class TimestampRules(msgspec.Struct, frozen=True, array_like=True):
+    """Where an output may have timestamps, which are the last tokens of the vocabulary (Radford et al. 2022, section
+    2.3): in pairs around what was said, never earlier than the one before, and at the beginning.
+
+    Attributes:
+        begin: The first timestamp.
+        end: The token that ends the output. Tokens below it are text.
+        barred: The token that says that there are no timestamps.
+        latest: Timestamps behind this one are not the first; None: any may be.
+    """
+
+    begin: int
+    end: int
+    barred: int
+    latest: int | None = None
+
+
+class TranscriptRules(msgspec.Struct, frozen=True, array_like=True):
+    """Which tokens a transcript may have.
+
+    Attributes:
+        never: Tokens that are not sampled.
+        not_first: Tokens that are not sampled first.
+        timestamps: The rules of timestamps; None: there are none.
+    """
+
+    never: list[int] = []
+    not_first: list[int] = []
+    timestamps: TimestampRules | None = None
+
+    @property
+    def tokens(self) -> list[int]:
+        """All tokens that are named."""
+        own = self.timestamps
+        named = [] if own is None else [own.begin, own.end, own.barred]
+        return [*self.never, *self.not_first, *named]
 
 
 class ThinkingBudget(msgspec.Struct, frozen=True, array_like=True):
@@ -87,6 +178,16 @@ class Add(Message, frozen=True):
         tenant: Waiting requests of different tenants are served in turn.
         adapter: Changes the base model for these sequences.
         alone: Until each of its sequences has brought this many tokens, the engine works on no other prompt.
+        pooling: What to make of the prompt in place of tokens, with its task resolved. Then there is one sequence,
+            `sampling` is NO_SAMPLING, and the End has the vector.
+        token_types: One byte for each token of the prompt, its type (0: the first text of a pair, 1: the second);
+            empty: all are 0.
+        prompt_skip: The first tokens of the prompt that means and maxima leave out: an instruction whose tokens are
+            not the text's (`include_prompt` of sentence-transformers' Pooling is false).
+        media: The prompt's images, in the order of their places, which do not overlap.
+        source: What the encoder reads, in models whose layers attend to an encoder's states.
+        transcript: The rules of a transcript's tokens; None: it is none.
+        retain_s: Seconds after its end for which the prefix cache keeps its blocks, as far as its share goes.
     """
 
     id: int
@@ -107,6 +208,13 @@ class Add(Message, frozen=True):
     tenant: str = ""
     adapter: Adapter | None = None
     alone: int = 0
+    pooling: PoolingParams | None = None
+    token_types: bytes = b""
+    prompt_skip: int = 0
+    media: list[MediaSpan] = []
+    retain_s: float = 0.0
+    source: Medium | None = None
+    transcript: TranscriptRules | None = None
 
     @property
     def prompt_id(self) -> int:
@@ -153,6 +261,10 @@ class Abort(Message, frozen=True):
 
 PauseMode = Literal["abort", "wait", "keep"]
 """What becomes of admitted requests at a pause: they end, they finish first, or they keep their place and wait."""
+
+
+NONE_SEEN = -1
+"""Number of the last frame of somebody who has seen no frame of the live picture."""
 
 
 class Control(Message, frozen=True):

@@ -1,8 +1,9 @@
-"""Between an engine and its workers: steps and what they bring, adapters, and what only the device can tell."""
+"""Between an engine and its workers: steps and what they bring, orders, and what only the device can tell."""
 
 from __future__ import annotations
 
-from quire.foundation.messages.to_engine import Adapter, Message
+from quire.foundation.messages.to_engine import Adapter, Medium, Message, TranscriptRules
+from quire.pooling_params import PoolingParams
 from quire.sampling_params import SamplingParams
 
 
@@ -21,8 +22,12 @@ class Admitted(Message, frozen=True):
         history: All tokens so far, if sampling or drafting depends on them; else empty.
         prompt_len: How many of them are the prompt.
         cache_salt: See Add. Nothing that other salts have said may be told by what is guessed, and how fast.
-        rope_length: In models whose rotary embedding depends on the sequence's length: the least length to go by.
+        rope_length: In models whose rotary embedding depends on the sequence's length: the least length to go by. In
+            models with M-RoPE: what is added to positions behind the prompt's images, at most 0.
         adapter_slot: Where its adapter is on the device, from 1; 0: it has none.
+        pooling: See Add; None: it samples.
+        state: Its state, in models that keep one a sequence; else 0.
+        source, transcript: See Add.
     """
 
     slot: int
@@ -37,6 +42,30 @@ class Admitted(Message, frozen=True):
     cache_salt: str = ""
     rope_length: int = 0
     adapter_slot: int = 0
+    pooling: PoolingParams | None = None
+    state: int = 0
+    source: Medium | None = None
+    transcript: TranscriptRules | None = None
+
+
+class PooledRow(Message, frozen=True):
+    """A row of a pooled sequence: the whole text, or a chunk of it.
+
+    Attributes:
+        row: Index into the plan's rows; one of `token_rows`.
+        start: Position of the row's first token in the text. At 0, or behind cached tokens, pooling begins anew.
+        skip, count: The row's tokens that are pooled: from `skip` on, `count` of them. 0 where `Add.prompt_skip`
+            leaves all of them out.
+        total: Tokens of the text that are pooled up to and with this row.
+        is_last: Whether the text ends with this row.
+    """
+
+    row: int
+    start: int
+    skip: int
+    count: int
+    total: int
+    is_last: bool
 
 
 class PromptLogprobsRow(Message, frozen=True):
@@ -54,11 +83,42 @@ class PromptLogprobsRow(Message, frozen=True):
     next_token: int
 
 
+class MediaPiece(Message, frozen=True):
+    """Tokens of a row that take vectors of an image in place of their embeddings.
+
+    Attributes:
+        skip, count: The row's tokens from `skip` on, `count` of them.
+        first: Which of the image's vectors is the first of these.
+        digest: The image's.
+    """
+
+    skip: int
+    count: int
+    first: int
+    digest: bytes
+
+
+class MediaRow(Message, frozen=True):
+    """A row with tokens that stand for images, or, in models whose positions tell rows and columns, before such ones.
+
+    Attributes:
+        row: Index into the plan's rows; one of `token_rows`.
+        pieces: The tokens that stand for images, in order.
+        axes: Time, row and column of each of the row's tokens, [3, count] int64 in C order; empty: positions are as
+            in texts.
+    """
+
+    row: int
+    pieces: list[MediaPiece]
+    axes: bytes = b""
+
+
 class Plan(Message, frozen=True, kw_only=True):
     """One step, as ordered columns and changes since the step before. An empty column changes nothing.
 
     Order of effect: `admitted` reset their slots; block tables change; blocks are swapped out, copied, swapped in;
-    every row moves its slot forward by `counts[row]` tokens; every sampled row samples a token.
+    states are loaded; every row moves its slot forward by `counts[row]` tokens; states are saved; every sampled row
+    samples a token.
 
     Counts are upper bounds: the device owns the lengths, and positions and slot mapping follow from them there. A
     sampled row with d drafts carries d draft tokens of the slot's own after the known ones, or fewer where the worker
@@ -83,6 +143,17 @@ class Plan(Message, frozen=True, kw_only=True):
         copies: (from, to): device blocks, copied before a shared one is written.
         swap_in: (host block, device block).
         prompt_logprobs_rows: Rows with positions whose prompt log probabilities are wanted.
+        pooled_rows: Rows of pooled sequences. None of them is sampled.
+        token_types: One byte for each of `tokens`, its type; empty: all are 0.
+        state_loads: (from, to): states, copied one after the other before the rows move; from 0: the state of no
+            tokens, which is zeros.
+        state_saves: (from, to): states, copied behind the rows' tokens; no target is a source, or named twice.
+        state_marks: (slot, length, to): the state behind the first `length` tokens of the slot's sequence is copied if
+            a row passes them, or ends there. Only for rows that may have drafts now, or had some in a step that is not
+            known yet: of these only the device knows where they end.
+        media_rows: Rows with tokens that stand for images, and rows before such ones.
+        media_dropped: Digests of images whose vectors are not needed any more.
+        media_added: Images whose vectors are computed for this step, and kept until a plan drops them.
     """
 
     step: int
@@ -102,6 +173,14 @@ class Plan(Message, frozen=True, kw_only=True):
     prompt_logprobs_rows: list[PromptLogprobsRow] = []
     drafts: list[int] = []
     masked: list[int] = []
+    pooled_rows: list[PooledRow] = []
+    token_types: bytes = b""
+    state_loads: list[tuple[int, int]] = []
+    state_saves: list[tuple[int, int]] = []
+    media_rows: list[MediaRow] = []
+    state_marks: list[tuple[int, int, int]] = []
+    media_dropped: list[bytes] = []
+    media_added: list[Medium] = []
 
     @classmethod
     def empty(cls, step: int = 0) -> Plan:
@@ -151,6 +230,20 @@ class TokenLogprobs(Message, frozen=True):
     top_logprobs: list[float]
 
 
+class Vector(Message, frozen=True):
+    """What a pooled row brought.
+
+    Attributes:
+        data: float32, little-endian, in C order; empty: nothing yet, since the text goes on.
+        shape: [dim], or [tokens, dim] for tasks with a vector for each token: the row's own tokens.
+        error: Why there is no vector; empty unless the row failed.
+    """
+
+    data: bytes = b""
+    shape: list[int] = []
+    error: str = ""
+
+
 class Result(Message, frozen=True):
     """What a Plan brought, in the order of its sampled rows.
 
@@ -165,6 +258,7 @@ class Result(Message, frozen=True):
         ready_host_blocks: From now on plans may swap to the host blocks 0 to this number - 1; 0: as many as before.
         drafted: How many draft tokens each sampled row really had, at most as many as planned; empty: none had any.
         undrafted: Up to this step the worker makes no drafts: plans that allow any would only reserve room for them.
+        vectors: One for each of `Plan.pooled_rows`.
     """
 
     step: int
@@ -178,6 +272,18 @@ class Result(Message, frozen=True):
     drafted: list[int] = []
     undrafted: int = 0
     refused: list[int] = []
+    vectors: list[Vector] = []
+
+
+class LoadAdapter(Message, frozen=True):
+    """Orders an adapter in a slot, from 1, that no plan in flight uses; answered by AdapterLoaded.
+
+    Slot 0 means: only read the files, to see whether they serve and what their digest is. If the adapter has a digest,
+    files with another one are refused.
+    """
+
+    adapter: Adapter
+    slot: int
 
 
 class AdapterLoaded(Message, frozen=True):
@@ -187,6 +293,26 @@ class AdapterLoaded(Message, frozen=True):
     adapter: Adapter
     slot: int
     error: str = ""
+
+
+class Profile(Message, frozen=True):
+    """Orders a worker to count and time kernels from now on, or to end that; given while no step is in flight, and
+    answered by Profiled."""
+
+    begins: bool
+
+
+class Profiled(Message, frozen=True):
+    """What kernels took since a profile began, by rank, as runtime/worker/kernel_profile.py counts it; empty as it
+    begins."""
+
+    kernels: list[dict[str, tuple[float, int]]]
+
+
+Order = LoadAdapter | Profile
+"""Work beside the steps."""
+OrderDone = AdapterLoaded | Profiled
+"""The one answer to an order."""
 
 
 class DeviceLimits(Message, frozen=True):
@@ -204,3 +330,7 @@ class DeviceLimits(Message, frozen=True):
     these numbers of tokens. Empty: no padding, each token costs time."""
     masked_drafts: bool = False
     """Whether masked rows may have drafts: the executor says which ones they are, see MaskedDrafts."""
+    num_states: int = 0
+    """States of sequences and of their checkpoints, ids 1 to num_states; 0 in models without states."""
+    load_block_ms: float = 0.0
+    """Milliseconds that loading a host block takes, as measured; 0: not measured."""

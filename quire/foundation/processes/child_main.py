@@ -52,7 +52,10 @@ def run_child(main: Main, process: str = "child") -> None:
         arguments.add_argument(f"--{name}", type=int, required=True)
     fds = arguments.parse_args()
     with open(fds.launch_fd, "rb") as pipe:
-        launch = msgspec.json.decode(pipe.read(), type=LaunchConfig)
+        given = pipe.read()
+    if not given:  # the parent has ended before it knew what to launch
+        sys.exit(EXIT_ORPHANED)
+    launch = msgspec.json.decode(given, type=LaunchConfig)
     _set_up_logs(launch, process)
     threading.Thread(target=_exit_with_parent, args=(fds.lifeline_fd,), daemon=True).start()
 

@@ -9,6 +9,7 @@ import os
 import signal
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Protocol
 
@@ -62,30 +63,59 @@ class Child(Protocol):
         ...
 
 
-class ChildProcess:
-    """A running `python -m module`; see Child for its attributes and methods.
+class BegunProcess:
+    """A running `python -m module` that has no launch configuration yet: it can import what it needs meanwhile, and
+    ends if it gets none. `inherited` are the descriptors that it inherits."""
 
-    `output` is the descriptor for what it prints; None for this process's own output.
-    """
-
-    def __init__(self, name: str, module: str, launch: LaunchConfig, output: int | None = None) -> None:
-        self.name = name
-        launch_read, launch_write = os.pipe()
-        self.report_fd, report_write = os.pipe()
-        lifeline_read, self._lifeline = os.pipe()
-        orders_read, orders_write = os.pipe() if launch.takes_orders else (-1, -1)
-        launch = msgspec.structs.replace(launch, orders_fd=orders_read)
-        inherited = [launch_read, report_write, lifeline_read, *launch.inherited_fds]
+    def __init__(self, module: str, inherited: Sequence[int] = (), output: int | None = None) -> None:
+        self.module = module
+        launch_read, self.launch_write = os.pipe()
+        self.report_read, report_write = os.pipe()
+        lifeline_read, self.lifeline = os.pipe()
         command = [sys.executable, "-m", module]
         command += ["--launch-fd", str(launch_read), "--report-fd", str(report_write)]
         command += ["--lifeline-fd", str(lifeline_read)]
         # A session of its own: Ctrl-C reaches the supervisor alone, which then drains in order.
-        self._process = subprocess.Popen(
-            command, pass_fds=inherited, stdin=subprocess.DEVNULL, stdout=output, stderr=output, start_new_session=True
+        self.process = subprocess.Popen(
+            command,
+            pass_fds=[launch_read, report_write, lifeline_read, *inherited],
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=output,
+            start_new_session=True,
         )
+        _close(launch_read, report_write, lifeline_read)
+
+    def end(self) -> None:
+        """End it at once, if nothing was made of it."""
+        self.process.kill()
+        self.process.wait()
+        _close(self.launch_write, self.report_read, self.lifeline)
+
+
+class ChildProcess:
+    """A running `python -m module`; see Child for its attributes and methods.
+
+    `output` is the descriptor for what it prints; None for this process's own output. `begun` is a process of this
+    module that was begun before its configuration was known, which inherits no descriptors; None begins one.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        module: str,
+        launch: LaunchConfig,
+        output: int | None = None,
+        begun: BegunProcess | None = None,
+    ) -> None:
+        self.name = name
+        orders_read, orders_write = os.pipe() if launch.takes_orders else (-1, -1)
+        launch = msgspec.structs.replace(launch, orders_fd=orders_read)
+        begun = begun or BegunProcess(module, launch.inherited_fds, output)
+        self._process, self.report_fd, self._lifeline = begun.process, begun.report_read, begun.lifeline
         self.pid_fd = os.pidfd_open(self._process.pid)
-        _close(launch_read, report_write, lifeline_read, orders_read)
-        launching = LineWriter(launch_write)
+        _close(orders_read)
+        launching = LineWriter(begun.launch_write)
         launching.send(msgspec.json.encode(launch))
         launching.end()
         self._reports = LineReader(self.report_fd)

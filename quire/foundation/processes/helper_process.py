@@ -38,6 +38,8 @@ class Channel(Generic[Sent, Received]):
 
     def __init__(self, connection: socket.socket, receives: type[Received]) -> None:
         self._socket = connection
+        self._readable = select.poll()  # `select.select` takes no descriptor above 1,023, and a server can have more
+        self._readable.register(connection, select.POLLIN)
         self._encoder = msgspec.msgpack.Encoder()
         self._decoder = msgspec.msgpack.Decoder(receives)
         self._buffer = bytearray()
@@ -68,8 +70,8 @@ class Channel(Generic[Sent, Received]):
         """The next message, or None after `timeout` seconds (None: wait for ever). Only one thread may call this."""
         deadline = None if timeout is None else time.monotonic() + timeout
         while (message := self._take()) is None:
-            left = None if deadline is None else max(0.0, deadline - time.monotonic())
-            if not select.select([self._socket], [], [], left)[0]:
+            left = None if deadline is None else max(0.0, deadline - time.monotonic()) * 1000
+            if not self._readable.poll(left):
                 return None
             try:
                 chunk = self._socket.recv(_CHUNK)

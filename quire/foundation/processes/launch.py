@@ -192,6 +192,7 @@ class LaunchConfig(msgspec.Struct, frozen=True):
         generation: Which model of the server this is about: 0 the first, 1 its successor.
         asked: For an API process: settings as they were asked for, before choices were made.
         takes_orders: Whether the parent gives orders through `orders_fd` while it runs.
+        host_memory: For an engine: the path of memory for host blocks that outlives it; empty: it has its own.
         hold_s: For an API process: seconds that requests wait for its model, which is not ready yet.
     """
 
@@ -212,6 +213,7 @@ class LaunchConfig(msgspec.Struct, frozen=True):
     takes_orders: bool = False
     orders_fd: int = -1
     hold_s: float = 0.0
+    host_memory: str = ""
 
     @property
     def api_name(self) -> str:
@@ -233,6 +235,7 @@ class StatusReport(msgspec.Struct, frozen=True, tag=True):
     message: For `failed`: cause and next action, in one line.
     startup: For `ready` of an engine: seconds by stage.
     kv_tokens: For `ready` of an API process: tokens that the engine's KV cache holds.
+    pools: For `ready` of an API process: the first task of a model that generates no text; empty: it does.
     """
 
     state: Literal["ready", "failed"]
@@ -240,6 +243,7 @@ class StatusReport(msgspec.Struct, frozen=True, tag=True):
     message: str = ""
     startup: dict[str, float] = {}
     kv_tokens: int = 0
+    pools: str = ""
 
 
 class Pulse(msgspec.Struct, frozen=True, tag=True):

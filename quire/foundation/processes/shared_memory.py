@@ -6,6 +6,7 @@ import mmap
 import os
 import struct
 import tempfile
+import weakref
 from pathlib import Path
 
 _NUMBER = struct.Struct("q")
@@ -13,11 +14,50 @@ _NUMBER = struct.Struct("q")
 
 class SharedMemory:
     """Memory of `size` bytes, zeros at first, that all processes see which map the same descriptor. `descriptor` is
-    memory that another process has made; None to make it."""
+    memory that another process has made; None to make it. What was made here is open until nobody refers to this, or
+    `close_descriptor` is called."""
 
     def __init__(self, size: int, descriptor: int | None = None) -> None:
         self.descriptor = _new(size) if descriptor is None else descriptor
+        self._close = weakref.finalize(self, os.close, self.descriptor) if descriptor is None else None
         self.view = mmap.mmap(self.descriptor, size)
+
+    def close_descriptor(self) -> None:
+        """Close what was made here, because all others have it; the memory stays mapped. More calls do nothing."""
+        if self._close is not None:
+            self._close()
+
+
+class HostBlockMemory:
+    """Memory for `size` bytes of host blocks, and behind it as much for an index of them. Pages that nobody writes are
+    not taken. `path` is memory that another process has made, as it says by `path`; None to make it.
+
+    Attributes:
+        blocks, index: The two parts.
+    """
+
+    def __init__(self, size: int, path: str | None = None) -> None:
+        size = -(-size // mmap.PAGESIZE) * mmap.PAGESIZE
+        if path is None:
+            self._memory = SharedMemory(2 * size)
+        else:
+            descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+            self._memory = SharedMemory(2 * size, descriptor)
+            os.close(descriptor)  # it stays mapped
+        self._whole = memoryview(self._memory.view)
+        self.blocks, self.index = self._whole[:size], self._whole[size:]
+
+    @property
+    def path(self) -> str:
+        """Where this user's processes find it, as long as this one lives; they may have begun before it was made."""
+        return f"/proc/{os.getpid()}/fd/{self._memory.descriptor}"
+
+    def close(self) -> None:
+        """Let go of memory that was made here, and is used elsewhere alone."""
+        for view in (self.blocks, self.index, self._whole):
+            view.release()
+        self._memory.view.close()
+        self._memory.close_descriptor()
 
 
 def _new(size: int) -> int:

@@ -117,3 +117,14 @@ def card(name: str) -> Card:
     if name.lower() not in CARDS:
         raise ConfigError(f"--gpu {name} is not known: there are {', '.join(CARDS)}, and cpu.", param="gpu")
     return CARDS[name.lower()]
+
+
+def word_of(name: str, memory_bytes: int) -> str | None:
+    """Return the word for --gpu of a card, by its driver's name and memory; None if it is not in the table."""
+    said = name.upper().replace("-", " ").split()
+    alike = [word for word in CARDS if word.split("-")[0].upper() in said]
+
+    def difference(word: str) -> tuple[int, bool]:
+        return abs(CARDS[word].mib - memory_bytes // 2**20) // 4_096, word.endswith("pcie") != ("PCIE" in said)
+
+    return min(alike, key=difference, default=None)

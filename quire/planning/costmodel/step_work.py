@@ -9,7 +9,7 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from quire.models.layer_spec import AttentionSpec
+from quire.models.layer_spec import LayerSpec, Mixer
 from quire.models.spec import DTYPE_BYTES, ModelSpec
 
 IntArray = npt.NDArray[np.int64]
@@ -38,7 +38,7 @@ class UsedWeights:
 
     def __init__(self, spec: ModelSpec) -> None:
         self.head = -(-spec.vocab_size // spec.tp) * spec.hidden
-        experts, looked_up = spec.mixture, 0 if spec.tie_embeddings else self.head
+        experts, looked_up = spec.mixture, spec.looked_up_weights
         own, self._engines = (experts.own, experts.engines) if experts else (1, 1)
         self._own, self._share = own, experts.chosen / experts.count if experts else 0.0
         self._each = experts.expert_weights * spec.layers_with_experts if experts else 0  # over all layers
@@ -77,19 +77,27 @@ class UsedWeights:
 
 
 def attention_of(spec: ModelSpec) -> list[Attended]:
-    """The attention of all layers, by how far back they look: elements read and operations."""
-    by_window: dict[int | None, list[AttentionSpec]] = {}
-    for layer in spec.layers:
-        by_window.setdefault(layer.mixer.reach, []).append(layer.mixer)
-    return [
-        Attended(window, sum(each.cached_elements for each in own), sum(each.score_flops for each in own))
+    """The attention of all layers, by how far back they look: elements read and operations. A state is read and written
+    whole, as if it were one token that is looked back to."""
+    by_window: dict[int | None, list[Mixer]] = {}
+    for layer in _with_cache(spec):
+        by_window.setdefault(layer.mixer.reach.length, []).append(layer.mixer)
+    attention = [
+        Attended(window, sum(each.read_width for each in own), sum(each.score_flops for each in own))
         for window, own in by_window.items()
     ]
+    states = 2 * spec.state_bytes(spec.dtype) // DTYPE_BYTES[spec.dtype]
+    return [*attention, Attended(1, states, 0)] if states else attention
 
 
 def windows_of(spec: ModelSpec) -> dict[int | None, int]:
     """Layers by how far back they look."""
-    return dict(Counter(layer.mixer.reach for layer in spec.layers))
+    return dict(Counter(layer.mixer.reach.length for layer in _with_cache(spec)))
+
+
+def _with_cache(spec: ModelSpec) -> list[LayerSpec]:
+    """Return the layers that cache anything of tokens."""
+    return [layer for layer in spec.layers if layer.mixer.form.planes]
 
 
 def seen(context: float, window: int | None) -> float:

@@ -1,5 +1,5 @@
-"""Hash chains over blocks of tokens: equal hashes mean equal tokens from the very beginning, equal salts, and keys and
-values by the same adapter.
+"""Hash chains over blocks of tokens: equal hashes mean equal tokens from the very beginning, equal images in their
+places, equal salts, and keys and values by the same adapter.
 
 sha256, so that nobody can make two prompts meet by choosing tokens. Knows nothing about the pool.
 """
@@ -9,6 +9,8 @@ from __future__ import annotations
 from array import array
 from collections.abc import Iterator, Sequence
 from hashlib import sha256
+
+from quire.foundation.messages.to_engine import MediaSpan
 
 _ID_BYTES = 8
 """Bytes of a token id as it is hashed."""
@@ -23,15 +25,29 @@ class BlockHashes:
         head: The first tokens as int64 bytes, as far as the caller has them: converting ids to bytes takes half as long
             as hashing them. Kept until more tokens are hashed.
         adapter: The digest of the adapter that keys and values are computed with; empty: the base model alone.
+        media: The images that stand among the tokens. A block with a part of one is hashed with its digest.
+        source: The digest of what an encoder reads, which all tokens see; empty: there is none.
     """
 
-    def __init__(self, block_size: int, salt: str = "", head: bytes = b"", adapter: str = "") -> None:
+    def __init__(
+        self,
+        block_size: int,
+        salt: str = "",
+        head: bytes = b"",
+        adapter: str = "",
+        media: Sequence[MediaSpan] = (),
+        source: bytes = b"",
+    ) -> None:
         self._block_size = block_size
         self._head = head
         self._adapter = adapter
+        self._media = media
+        self._source = source
         self._hashes: list[bytes] = []
         beginning = f"quire prefix of {adapter}\0" if adapter else "quire prefix\0"  # no salt makes one the other
         self._root = sha256(beginning.encode() + salt.encode()).digest()
+        if source:
+            self._root = sha256(self._root + b"source" + source).digest()
         self._trunk: BlockHashes | None = None
         self._shared = 0  # blocks that are hashed by the trunk
 
@@ -42,12 +58,12 @@ class BlockHashes:
 
     def salted(self, salt: str) -> BlockHashes:
         """The chain of the same sequence under another salt, from the beginning."""
-        return BlockHashes(self._block_size, salt, self._head, self._adapter)
+        return BlockHashes(self._block_size, salt, self._head, self._adapter, self._media, self._source)
 
     def branch(self, length: int) -> BlockHashes:
         """The hashes of another sequence that begins with the same `length` tokens, which are hashed once for both."""
-        other = BlockHashes(self._block_size, head=self._head[: length * _ID_BYTES])
-        other._root, other._adapter = self._root, self._adapter
+        other = BlockHashes(self._block_size, head=self._head[: length * _ID_BYTES], media=self._media)
+        other._root, other._adapter, other._source = self._root, self._adapter, self._source
         other._trunk, other._shared = self, length // self._block_size
         return other
 
@@ -87,4 +103,15 @@ class BlockHashes:
         link = hashes[-1] if hashes else self._root
         for begin in range(first, first + (count - len(hashes)) * step, step):
             link = sha256(link + contents[begin : begin + step]).digest()
+            if self._media:
+                link = self._with_media(link, len(hashes))
             hashes.append(link)
+
+    def _with_media(self, link: bytes, block: int) -> bytes:
+        """Return the hash of a block of this number, with the images that it has parts of, and which parts."""
+        start = block * self._block_size
+        for span in self._media:
+            if span.start < start + self._block_size and start < span.end:
+                place = (span.start - start).to_bytes(_ID_BYTES, "little", signed=True)
+                link = sha256(link + b"medium" + span.medium.digest + place).digest()
+        return link

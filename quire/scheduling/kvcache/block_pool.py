@@ -2,20 +2,24 @@
 
 A free block keeps its contents until it is allocated again. Blocks without cached contents are allocated first, then
 the one that has been free for the longest time: the free list is the LRU order of the cache, there is no second
-structure (after nano-vllm's BlockManager). Knows nothing about sequences or bytes. Block ids run from 1; block 0 is the
-dummy that padding writes to, and is never allocated.
+structure (after nano-vllm's BlockManager). Retained blocks, which a session will need again, are set apart from it
+until their time is over, and are allocated last. Knows nothing about sequences or bytes. Block ids run from 1; block 0
+is the dummy that padding writes to, and is never allocated.
 """
 
 from __future__ import annotations
 
+import heapq
 from collections import OrderedDict
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Sequence
 
 DUMMY_BLOCK = 0
 BlockKey = tuple[int, bytes]
 """Identifies a full block's contents: its KV group, and the hash of all tokens up to its end."""
 
 
+_MAX_OUTDATED = 1_024
+"""Entries of the heap of retained blocks that may be out of date, beyond as many as there are blocks."""
 _HELD = b".hs"  # free, held, held by several,
 _CACHED = b"cHS"  # and the same with cached contents
 _HOLDERS = bytes([0, 1, *[2] * 254])
@@ -23,27 +27,38 @@ _LETTERS = (_HELD + _CACHED).ljust(256)
 
 
 class BlockPool:
-    """Hands out blocks 1..num_blocks, of `block_size` tokens each; block 0 is the dummy.
+    """Hands out blocks 1..num_blocks, of `block_size` tokens each; block 0 is the dummy. At most `most_retained` free
+    blocks are retained at a time.
 
     Attributes:
         has_cached_watched: Whether a block with a key given to `watch` has entered the cache since.
+        on_reuse: Takes a block with cached contents out of the cache as it is allocated. A tier keeps what it held.
     """
 
-    def __init__(self, num_blocks: int, block_size: int) -> None:
+    def __init__(self, num_blocks: int, block_size: int, most_retained: int = 0) -> None:
         assert num_blocks > 0 and block_size > 0
         self.num_blocks = num_blocks
         self.block_size = block_size
         self._ref_counts = [0] * (num_blocks + 1)
         self._free: OrderedDict[int, None] = OrderedDict.fromkeys(range(1, num_blocks + 1))
+        self.most_retained = most_retained
+        self._retained: OrderedDict[int, float] = OrderedDict()  # free as well; by block, until when
+        self._retained_until: list[tuple[float, int]] = []  # a heap, with entries that are out of date
         self._key_of: dict[int, BlockKey] = {}
         self._block_of: dict[BlockKey, int] = {}
         self._watched: set[BlockKey] = set()
         self.has_cached_watched = False
+        self.on_reuse: Callable[[int], None] = self.evict
 
     @property
     def num_free(self) -> int:
         """Number of blocks that nobody holds, with or without cached contents."""
-        return len(self._free)
+        return len(self._free) + len(self._retained)
+
+    @property
+    def num_retained(self) -> int:
+        """Number of free blocks that are retained."""
+        return len(self._retained)
 
     def blocks_for(self, length: int) -> int:
         """Return how many blocks `length` tokens take."""
@@ -53,13 +68,15 @@ class BlockPool:
         """Allocate `count` free blocks with one reference each. None, and nothing is allocated, if fewer are free."""
         free, ref_counts, cached = self._free, self._ref_counts, self._key_of
         if count > len(free):
-            return None
+            if count > self.num_free:
+                return None
+            self._release_retained(count - len(free))
         blocks = []
         for _ in range(count):
             block, _ = free.popitem(last=False)
             ref_counts[block] = 1
             if block in cached:
-                self.evict(block)
+                self.on_reuse(block)
             blocks.append(block)
         return blocks
 
@@ -69,7 +86,8 @@ class BlockPool:
         for block in blocks:
             if ref_counts[block] == 0:
                 assert block in cached, f"block {block} is free and its contents are not cached"
-                del free[block]
+                if self._retained.pop(block, None) is None:
+                    del free[block]
             ref_counts[block] += 1
 
     def is_shared(self, block: int) -> bool:
@@ -114,6 +132,10 @@ class BlockPool:
         """Return a block with these contents, held or free."""
         return self._block_of.get(key)
 
+    def key_of(self, block: int) -> BlockKey | None:
+        """Return the key under which a block is found; None if its contents are not cached."""
+        return self._key_of.get(block)
+
     def get_cached_prefix(self, group: int, hashes: Iterable[bytes]) -> tuple[list[bytes], list[int]]:
         """Look up one hash after another, up to the first that is not cached. Returns all hashes that were read, and
         the blocks of all but that one."""
@@ -140,8 +162,47 @@ class BlockPool:
         key = self._key_of.pop(block, None)
         if key is not None:
             del self._block_of[key]
+            if self._retained.pop(block, None) is not None:
+                self._put_first(block)
 
     def reset_prefix_cache(self) -> None:
         """Evict all blocks."""
+        self._release_retained(len(self._retained))
         self._key_of.clear()
         self._block_of.clear()
+
+    # --- retention --------------------------------------------------------------------------------------------------
+
+    def retain(self, blocks: Sequence[int], until: float) -> None:
+        """Set those of a prefix's blocks apart that are free and cached: until that time, which is above 0, they are
+        allocated after all others. Of more than `most_retained`, those retained first go back."""
+        kept, free = self._retained, self._free
+        for block in reversed(blocks[: self.most_retained]):  # the end of a prefix goes back before its beginning
+            if block in free and block in self._key_of:
+                del free[block]
+                kept[block] = until
+                heapq.heappush(self._retained_until, (until, block))
+        self._release_retained(len(kept) - self.most_retained)
+        if len(self._retained_until) > 2 * len(kept) + _MAX_OUTDATED:
+            self._retained_until = [(time, block) for block, time in kept.items()]
+            heapq.heapify(self._retained_until)
+
+    def release_expired(self, now: float) -> None:
+        """Let retained blocks go whose time is over."""
+        times = self._retained_until
+        while times and times[0][0] <= now:
+            until, block = heapq.heappop(times)
+            if self._retained.get(block) == until:
+                del self._retained[block]
+                self._put_first(block)
+
+    def _release_retained(self, count: int) -> None:
+        """Let the blocks go that were retained first."""
+        for _ in range(count):
+            block, _until = self._retained.popitem(last=False)
+            self._put_first(block)
+
+    def _put_first(self, block: int) -> None:
+        """Let a free block be the next one that is allocated."""
+        self._free[block] = None
+        self._free.move_to_end(block, last=False)

@@ -12,7 +12,16 @@ from itertools import islice
 from typing import NamedTuple
 
 from quire.scheduling.kvcache.block_pool import DUMMY_BLOCK, BlockKey, BlockPool
-from quire.scheduling.kvcache.cache_groups import KVCacheGroup
+from quire.scheduling.kvcache.cache_groups import CacheGroup
+from quire.scheduling.kvcache.host_tier import HostTier
+
+_UNLIMITED = 2**40
+"""Tokens that there is room for if no layer caches tokens."""
+
+
+def state_key(block_hash: bytes) -> BlockKey:
+    """Return the key of the state behind the block with this hash, in the pool of states."""
+    return 0, block_hash
 
 
 class TableEntries(NamedTuple):
@@ -47,18 +56,27 @@ class PrefixMatch(NamedTuple):
 
     Attributes:
         num_tokens: Length of the prefix, a multiple of the block size.
-        blocks: Blocks of the prefix, by group; the dummy where a window does not reach.
-        missing: A longer prefix can match only after a block with one of these keys was cached.
+        blocks: Blocks of the prefix, by group; the dummy where a window does not reach, and ~block for one on the host.
+        missing: A longer prefix can match only after a block with one of these keys was cached,
+        missing_states: or, in models with states, a checkpoint with one of these.
+        state: The checkpoint at the end of the prefix; 0 for an empty prefix, and in models without states.
     """
 
     num_tokens: int
     blocks: list[list[int]]
     missing: list[BlockKey]
+    missing_states: list[BlockKey] = []  # noqa: RUF012  # nobody changes it
+    state: int = DUMMY_BLOCK
 
     @property
     def held_blocks(self) -> list[int]:
-        """All blocks of the prefix except dummies, over all groups."""
-        return [block for blocks in self.blocks for block in blocks if block != DUMMY_BLOCK]
+        """All blocks of the prefix on the device except dummies, over all groups."""
+        return [block for blocks in self.blocks for block in blocks if block > DUMMY_BLOCK]
+
+    @property
+    def host_blocks(self) -> list[int]:
+        """All blocks of the prefix on the host, over all groups."""
+        return [~block for blocks in self.blocks for block in blocks if block < DUMMY_BLOCK]
 
 
 class BlockTable:
@@ -66,12 +84,22 @@ class BlockTable:
 
     Args:
         pool: Where blocks come from and go back to.
-        groups: The window of each KV group.
+        groups: The window of each KV group; a model may have none.
+        states: The pool of states, whose checkpoints a prefix must end at; None in models without states.
+        tier: Where contents are kept that leave the pool; None: nowhere.
     """
 
-    def __init__(self, pool: BlockPool, groups: Sequence[KVCacheGroup]) -> None:
+    def __init__(
+        self,
+        pool: BlockPool,
+        groups: Sequence[CacheGroup],
+        states: BlockPool | None = None,
+        tier: HostTier | None = None,
+    ) -> None:
         self._pool = pool
         self._groups = groups
+        self._states = states
+        self._tier = tier
         self._blocks: list[list[int]] = [[] for _ in groups]  # by group
         self._num_cached = 0  # entries whose blocks are in the prefix cache
 
@@ -83,7 +111,7 @@ class BlockTable:
     @property
     def allocated_tokens(self) -> int:
         """Number of tokens that the blocks have room for."""
-        return len(self._blocks[0]) * self._pool.block_size
+        return len(self._blocks[0]) * self._pool.block_size if self._blocks else _UNLIMITED
 
     def held_blocks(self, start: int, count: int) -> list[int]:
         """Up to `count` of the blocks held, over all groups, from the one at `start` on."""
@@ -105,16 +133,22 @@ class BlockTable:
     def reserve(self, start: int, end: int) -> Reservation | None:
         """Allocate blocks for tokens `start` to `end`, so that no other table shares them. None, and nothing is
         allocated, if too few are free."""
+        if not self._blocks:
+            return Reservation(TableEntries([], [], []), [])
         size = self._pool.block_size
         first, stop, written = len(self._blocks[0]), -(-end // size), start // size
+        if stop - first == 1 and written == first and len(self._blocks) == 1:
+            # By far the most frequent: a decoding sequence needs its next block.
+            allocated = self._pool.allocate(1)
+            if allocated is None:
+                return None
+            self._blocks[0] += allocated
+            return Reservation(TableEntries([0], [first], allocated), [])
         shared = self._shared_entries(written, min(first, stop)) if written < first else []
         each = max(0, stop - first)
         allocated = self._pool.allocate(each * len(self._blocks) + len(shared))
         if allocated is None:
             return None
-        if len(allocated) == 1 and not shared:  # by far the most frequent: a decoding sequence needs its next block
-            self._blocks[0].append(allocated[0])
-            return Reservation(TableEntries([0], [first], allocated), [])
         new, copies = TableEntries([], [], []), []
         for group, entry in shared:
             block, old = allocated.pop(), self._blocks[group][entry]
@@ -131,9 +165,10 @@ class BlockTable:
     def free_out_of_window(self, position: int) -> None:
         """Free the blocks that tokens from `position` on no longer see."""
         for group, blocks in zip(self._groups, self._blocks, strict=True):
-            if group.reach is None:
+            if group.reach.length is None:
                 continue
-            for entry in reversed(range(min(len(blocks), group.first_visible(position) // self._pool.block_size))):
+            unseen = group.reach.first_visible(position) // self._pool.block_size
+            for entry in reversed(range(min(len(blocks), unseen))):
                 if blocks[entry] == DUMMY_BLOCK:
                     break  # everything before it was freed earlier
                 self._pool.free([blocks[entry]])
@@ -168,7 +203,7 @@ class BlockTable:
         """Whether the table still holds all blocks that a token at `position` sees."""
         size = self._pool.block_size
         visible = (
-            blocks[group.first_visible(position) // size : self._pool.blocks_for(position + 1)]
+            blocks[group.reach.first_visible(position) // size : self._pool.blocks_for(position + 1)]
             for group, blocks in zip(self._groups, self._blocks, strict=True)
         )
         return all(block > DUMMY_BLOCK for blocks in visible for block in blocks)
@@ -180,23 +215,24 @@ class BlockTable:
 
     def fork(self, parent: BlockTable, length: int) -> None:
         """Share the parent's blocks of its first `length` tokens; this table must be empty."""
-        assert not self._blocks[0], "only an empty table can fork"
+        assert not any(self._blocks), "only an empty table can fork"
         count = self._pool.blocks_for(length)
         for own, parents in zip(self._blocks, parent._blocks, strict=True):
             own += parents[:count]
             self._pool.share(block for block in own if block != DUMMY_BLOCK)
         self._num_cached = min(parent._num_cached, length // self._pool.block_size)
 
-    def match_prefix(self, hashes: Iterable[bytes], length: int) -> PrefixMatch:
-        """Find the longest prefix that is cached in all groups. A lookup holds no block and leaves the LRU order as it
-        is.
+    def match_prefix(self, hashes: Iterable[bytes], length: int, tier: HostTier | None = None) -> PrefixMatch:
+        """Find the longest prefix that is cached in all groups, on the device or in a tier that is given. A lookup
+        holds no block and leaves the LRU order as it is.
 
-        A group with a window needs only the blocks that the next token sees.
+        A group with a window needs only the blocks that the next token sees. Where there are states, the prefix ends at
+        one of their checkpoints.
 
         `hashes` are the sequence's, by block, read no further than there may be a hit. At most `length` tokens match.
         """
-        pool, size = self._pool, self._pool.block_size
-        full = next((number for number, group in enumerate(self._groups) if group.reach is None), None)
+        pool, size = tier or self._pool, self._pool.block_size
+        full = next((number for number, group in enumerate(self._groups) if group.reach.length is None), None)
         of_full = list[int]()
         if full is None:
             read = list(islice(hashes, length // size))
@@ -207,24 +243,36 @@ class BlockTable:
             of_full if group == full else [pool.get_cached_block((group, block_hash)) for block_hash in candidates]
             for group in range(len(self._groups))
         ]
-        count = len(candidates) if len(found) == 1 and full is not None else self._longest_hit(found)
+        states, missing_states = self._find_states(candidates)
+        is_whole = len(found) == 1 and full is not None and states is None
+        count = len(candidates) if is_whole else self._longest_hit(found, len(candidates), states)
         matched = []
         for group, blocks in zip(self._groups, found, strict=True):
-            first = min(count, group.first_visible(count * size) // size)
+            first = min(count, group.reach.first_visible(count * size) // size)
             hit = [block for block in blocks[first:count] if block is not None]
             assert len(hit) == count - first
             matched.append([DUMMY_BLOCK] * first + hit)
         missing = [] if full is None else [(full, block_hash) for block_hash in read[len(of_full) :]]
         for number, blocks in enumerate(found):
             missing += [(number, candidates[entry]) for entry, block in enumerate(blocks) if block is None]
-        return PrefixMatch(count * size, matched, missing)
+        if states is None:
+            return PrefixMatch(count * size, matched, missing)
+        state = states[count - 1] if count else DUMMY_BLOCK
+        assert state is not None
+        return PrefixMatch(count * size, matched, missing, missing_states, state)
 
     def share_prefix(self, match: PrefixMatch) -> None:
-        """Hold the blocks of a match. The table must be empty, and no block allocated since the match was made."""
-        assert not self._blocks[0], "only an empty table can share a prefix"
+        """Hold the blocks of a match; those on the host are loaded in this plan. The table must be empty, and no block
+        allocated since the match was made."""
+        assert not any(self._blocks), "only an empty table can share a prefix"
         for own, blocks in zip(self._blocks, match.blocks, strict=True):
             own += blocks
-            self._pool.share(block for block in own if block != DUMMY_BLOCK)
+            self._pool.share(block for block in own if block > DUMMY_BLOCK)
+        if hosts := match.host_blocks:
+            assert self._tier is not None, "blocks of a tier that is not there"
+            loaded = iter(self._tier.load(hosts))
+            for own in self._blocks:
+                own[:] = [next(loaded) if block < DUMMY_BLOCK else block for block in own]
         self._num_cached = match.num_tokens // self._pool.block_size
 
     def cache_blocks(self, hashes: Sequence[bytes], length: int) -> None:
@@ -234,15 +282,27 @@ class BlockTable:
             for group, blocks in enumerate(self._blocks):
                 if blocks[entry] != DUMMY_BLOCK:
                     self._pool.cache_block(blocks[entry], (group, hashes[entry]))
+        if self._tier is not None:
+            self._tier.cached(
+                (blocks[entry], (group, hashes[entry]))
+                for entry in range(self._num_cached, count)
+                for group, blocks in enumerate(self._blocks)
+                if blocks[entry] != DUMMY_BLOCK
+            )
         self._num_cached = max(self._num_cached, count)
 
     def invalidate(self, hashes: Iterable[bytes]) -> None:
-        """Take blocks with broken contents out of the prefix cache, whoever holds them now."""
+        """Take blocks and states with broken contents out of the prefix cache, whoever holds them now."""
         for block_hash in hashes:
             for group in range(len(self._groups)):
                 block = self._pool.get_cached_block((group, block_hash))
                 if block is not None:
                     self._pool.evict(block)
+                if self._tier is not None:
+                    self._tier.host.evict((group, block_hash))
+            state = None if self._states is None else self._states.get_cached_block(state_key(block_hash))
+            if self._states is not None and state is not None:
+                self._states.evict(state)
 
     # --- swapping ---------------------------------------------------------------------------------------------------
 
@@ -275,6 +335,20 @@ class BlockTable:
             blocks[entry] = block
         return pairs
 
+    def drop_unseen_swapped(self, position: int) -> list[int]:
+        """Drop the swapped blocks that tokens from `position` on no longer see, and return their host blocks.
+
+        Otherwise they would be freed right after they are swapped in, and another row of the same plan could take them,
+        although all swaps in come last on the device.
+        """
+        hosts = []
+        for group, blocks in zip(self._groups, self._blocks, strict=True):
+            for entry in range(min(len(blocks), group.reach.first_visible(position) // self._pool.block_size)):
+                if blocks[entry] < DUMMY_BLOCK:
+                    hosts.append(~blocks[entry])
+                    blocks[entry] = DUMMY_BLOCK
+        return hosts
+
     def free_swapped(self) -> list[int]:
         """Empty a swapped table, and return the host blocks that it named."""
         hosts = [~block for blocks in self._blocks for block in blocks if block < 0]
@@ -293,8 +367,20 @@ class BlockTable:
             if blocks[entry] != DUMMY_BLOCK and self._pool.is_shared(blocks[entry])
         ]
 
-    def _longest_hit(self, found: Sequence[Sequence[int | None]]) -> int:
-        """Return the largest number of blocks of which every group has those that the next token sees."""
+    def _find_states(self, hashes: Sequence[bytes]) -> tuple[list[int | None] | None, list[BlockKey]]:
+        """Return the checkpoint behind each block, None where there is none, and the keys of those; None and no keys in
+        models without states."""
+        if self._states is None:
+            return None, []
+        keys = [state_key(block_hash) for block_hash in hashes]
+        states = [self._states.get_cached_block(key) for key in keys]
+        return states, [key for key, state in zip(keys, states, strict=True) if state is None]
+
+    def _longest_hit(
+        self, found: Sequence[Sequence[int | None]], most: int, states: Sequence[int | None] | None = None
+    ) -> int:
+        """Return the largest number of blocks, at most `most`, of which every group has those that the next token sees,
+        and with a state behind the last one."""
         size = self._pool.block_size
         runs = []  # by group: how many consecutive blocks end at each entry
         for blocks in found:
@@ -303,8 +389,10 @@ class BlockTable:
                 run = run + 1 if block is not None else 0
                 ends.append(run)
             runs.append(ends)
-        for count in range(len(found[0]), 0, -1):
-            visible = (count - group.first_visible(count * size) // size for group in self._groups)
+        for count in range(most, 0, -1):
+            if states is not None and states[count - 1] is None:
+                continue
+            visible = (count - group.reach.first_visible(count * size) // size for group in self._groups)
             if all(ends[count - 1] >= needed for ends, needed in zip(runs, visible, strict=True)):
                 return count
         return 0

@@ -5,11 +5,12 @@ Decides; the scheduler assigns slots and moves requests.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 from quire.foundation.config.scheduler import Policy
-from quire.scheduling.kvcache.block_pool import BlockKey, BlockPool
+from quire.scheduling.kvcache.block_pool import BlockPool
+from quire.scheduling.kvcache.block_table import PrefixMatch
+from quire.scheduling.scheduler.encoder_cache import EncoderCache
 from quire.scheduling.scheduler.lengths import Lengths
 from quire.scheduling.scheduler.preemption import Preemption
 from quire.scheduling.scheduler.prefix_caching import PrefixCacher
@@ -32,7 +33,8 @@ class _FailedAdmission:
 
 
 class Admission:
-    """Decides about one request at a time. `num_groups` is how many KV groups hold blocks of `pool`."""
+    """Decides about one request at a time. `num_groups` is how many KV groups hold blocks of `pool`; `states` is the
+    pool of states, if the model has any, and `media` says which images a step has room for, if it sees any."""
 
     def __init__(
         self,
@@ -45,8 +47,12 @@ class Admission:
         policy: Policy,
         prefix_cacher: PrefixCacher,
         rope_lengths: RopeLengths,
+        states: BlockPool | None = None,
+        media: EncoderCache | None = None,
     ) -> None:
         self._pool = pool
+        self._states = states
+        self._media = media
         self._num_groups = num_groups
         self._lengths = lengths
         self._request_table = request_table
@@ -107,17 +113,23 @@ class Admission:
             reserved: Blocks that others need for the tokens they have.
             passing: Whether it is small and passes a request that found no room, of which is remembered why.
         """
-        if not self._budget.has_time(self._min_uncomputed(request)):
+        if not self._budget.has_time(self._min_uncomputed(request)) or not self._budget.fits(request, step.tokens):
             return False
         if request.swapped:
             room = self.num_blocks_to_allocate(request) + reserved <= self._pool.num_free
-            return room and self._preemption.swap_in(request, step)
+            return room and self._can_begin(request, request.num_uncomputed) and self._preemption.swap_in(request, step)
         if self._would_fail_again(request, reserved):
             return False
         self._rope_lengths.assign(request)
-        if request.parent is not None and request.parent.table.covers(request.add.prompt_len - 1):
+        if request.parent is not None and self._can_share_prompt(request.parent, request.add.prompt_len):
             return self._try_fork(request, request.parent, reserved, remember=not passing)
         return self._try_share_prefix(request, reserved, remember=not passing)
+
+    @staticmethod
+    def _can_share_prompt(parent: Request, prompt_len: int) -> bool:
+        """Whether a request still holds all that its prompt's last token sees."""
+        has_state = parent.states is None or parent.states.fork > 0
+        return has_state and parent.table.covers(prompt_len - 1)
 
     def _min_uncomputed(self, request: Request) -> int:
         """Tokens that a request has to compute at least: the prefix cache holds whole blocks only."""
@@ -135,6 +147,8 @@ class Admission:
         if not self._fits(request, blocks, uncomputed, reserved, remember=remember):
             return False
         request.table.fork(parent.table, prompt_len)
+        if request.states is not None and parent.states is not None:
+            request.states.source = parent.states.fork
         request.block_hashes = parent.block_hashes.branch(prompt_len)
         self._lengths.allocated[parent.index] = 0  # its last block is shared now, so it must reserve before writing
         request.set_computed(prompt_len - 1)
@@ -144,16 +158,31 @@ class Admission:
         """Share what the prefix cache holds: at most all but the last token, which is computed to sample from."""
         most = len(request.tokens) - 1 if self._prefix_cacher.enabled and request.reads_cache else 0
         self._prefix_cacher.cache_pending()
-        match = request.table.match_prefix(request.block_hashes.iter_hashes(request.tokens, most), most)
+        match, loaded = self._match(request, most)
         shared = match.held_blocks
         # Shared blocks that are free now are not allocated, but not free any more either.
         blocks = max(0, self.num_blocks_to_allocate(request) - len(shared)) + self._pool.num_free_of(shared)
         uncomputed = len(request.tokens) - match.num_tokens
-        if not self._fits(request, blocks, uncomputed, reserved, match.missing, remember=remember):
+        if not self._fits(request, blocks, uncomputed, reserved, match, remember=remember):
             return False
         request.table.share_prefix(match)
+        if (tier := self._preemption.tier) is not None:
+            tier.stats.query_tokens += uncomputed + loaded
+            tier.stats.hit_tokens += loaded
+        if request.states is not None:
+            request.states.source = match.state
         request.set_computed(match.num_tokens)
         return True
+
+    def _match(self, request: Request, most: int) -> tuple[PrefixMatch, int]:
+        """Look up the prefix of a request: what is on the device, or with the tier's blocks where loading them pays.
+        Returns how many tokens these add."""
+        match = request.table.match_prefix(request.block_hashes.iter_hashes(request.tokens, most), most)
+        tier = self._preemption.tier
+        if tier is None or not tier.host.num_cached:
+            return match, 0
+        far = request.table.match_prefix(request.block_hashes.iter_hashes(request.tokens, most), most, tier)
+        return (far, far.num_tokens - match.num_tokens) if self._preemption.pays(match, far) else (match, 0)
 
     def _fits(
         self,
@@ -161,18 +190,24 @@ class Admission:
         blocks: int,
         uncomputed: int,
         reserved: int,
-        missing: Sequence[BlockKey] = (),
+        match: PrefixMatch | None = None,
         *,
         remember: bool = True,
     ) -> bool:
         """Whether there are blocks and time for a request. If not, what it lacks can be remembered."""
-        if blocks + reserved <= self._pool.num_free and self._budget.has_time(uncomputed):
+        has_room = blocks + reserved <= self._pool.num_free and self._budget.has_time(uncomputed)
+        if has_room and self._can_begin(request, uncomputed):
             self._last_failed = None
             return True
         if remember:
             self._last_failed = _FailedAdmission(request, request.parent, blocks, uncomputed)
-            self._pool.watch(missing)
+            self._pool.watch(() if match is None else match.missing)
+            if self._states is not None:
+                self._states.watch(() if match is None else match.missing_states)
         return False
+
+    def _can_begin(self, request: Request, uncomputed: int) -> bool:
+        return self._media is None or self._media.can_begin(request, len(request.tokens) - uncomputed)
 
     def _would_fail_again(self, request: Request, reserved: int) -> bool:
         """Whether a request that did not fit cannot fit now either, so that no lookup in the prefix cache is needed.
@@ -180,13 +215,13 @@ class Admission:
         As long as no more of it is cached, it needs at least as many free blocks and as much time as before. It may
         need more: blocks of its prefix are evicted, or freed by their last holder (which adds them to `num_free`). The
         next lookup will find that. It does not need less, as no other request that shares its prefix was admitted: that
-        would have replaced what is remembered here. Only with windows it may, where a shorter prefix is held by others
-        and the longer one was evicted: then it waits until as many blocks are free as it needed before.
+        would have replaced what is remembered here. Only with windows or chunks it may, where a shorter prefix is held
+        by others and the longer one was evicted: then it waits until as many blocks are free as it needed before.
         """
         failed = self._last_failed
         if failed is None or failed.request is not request or failed.parent is not request.parent:
             return False
         self._prefix_cacher.cache_pending()
-        if self._pool.has_cached_watched:
+        if self._pool.has_cached_watched or (self._states is not None and self._states.has_cached_watched):
             return False
         return failed.blocks + reserved > self._pool.num_free or not self._budget.has_time(failed.uncomputed)

@@ -16,7 +16,7 @@ class Lengths:
     """Columns, indexed by the `Request.index` that each request allocates and frees.
 
     Attributes:
-        planned, computed, host_bound, max_drafts, masked: See Request.
+        planned, computed, host_bound, max_drafts, masked, pools: See Request.
         known: Tokens the host knows.
         in_flight_tokens: Tokens that plans in flight will sample. Until they are known, this and `planned` are upper
             bounds, and `planned - in_flight_tokens` is the lower bound of `planned`.
@@ -39,6 +39,7 @@ class Lengths:
     host_bound: IntArray
     max_drafts: IntArray
     masked: IntArray
+    pools: IntArray
     last_step: IntArray
 
     def __init__(self, size: int = 64) -> None:

@@ -78,6 +78,11 @@ def update_lengths(step: ScheduledStep, lengths: Lengths, result: Result) -> tup
     alive = lengths.serial[index] == step.serials
     current = alive & (lengths.epoch[index] == step.epochs)
     sampled = most > 0
+    if len(result.tokens) == step.total_max_new_tokens and current.all():  # by far the most frequent
+        lengths.computed[index] += counts
+        lengths.in_flight_tokens[index] -= most
+        lengths.known[index] += most
+        return most[sampled], index[:0]
     num_sampled, shrunk = most[sampled], index[:0]
     if len(result.tokens) < step.total_max_new_tokens:
         brought = np.array(result.counts, dtype=np.int64)
@@ -147,6 +152,27 @@ def fail_rows(step: ScheduledStep, result: Result) -> list[Request]:
             request.end("refused" if place in result.refused else "error", message)
             failed.append(request)
     return failed
+
+
+def take_vectors(step: ScheduledStep, lengths: Lengths, result: Result) -> list[Request]:
+    """Give pooled requests what a step brought, and end those whose text ends with it, or whose row failed. What was
+    planned before a preemption is dropped, because all of it is computed again."""
+    ended = []
+    for pooled, vector in zip(step.pooled_rows, result.vectors, strict=True):
+        request = step.requests[pooled.row]
+        if vector.error:
+            request.invalidate()
+        if request.ended is not None or lengths.epoch[request.index] != step.epochs[pooled.row]:
+            continue
+        if vector.error:
+            request.end("error", vector.error)
+            ended.append(request)
+            continue
+        request.vectors += [vector] if vector.shape else []
+        if pooled.is_last:
+            request.end("stop")
+            ended.append(request)
+    return ended
 
 
 def _may_have_stopped(new: NewTokens, lengths: Lengths, request_table: RequestTable) -> set[int]:

@@ -5,16 +5,44 @@ Knows nothing about other requests (but the one it forks from), blocks being sca
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 from typing import Protocol
 
 from quire.foundation.messages.from_engine import EXPECTED_OUTPUT, End, EndReason
 from quire.foundation.messages.to_engine import Add
+from quire.foundation.messages.workers import Vector
 from quire.scheduling.kvcache.block_hashes import BlockHashes
 from quire.scheduling.kvcache.block_table import BlockTable
 from quire.scheduling.scheduler.lengths import Lengths
+from quire.scheduling.scheduler.media_positions import shift_behind
 from quire.scheduling.scheduler.repetition import RepetitionDetector
 
 _MIN_LEARNING_RATE = 1 / 64
+
+
+@dataclass
+class HeldStates:
+    """What a request holds of the pool of states; 0 stands for none.
+
+    Attributes:
+        current: The state that its steps read and write.
+        source: The checkpoint that `current` begins as, when it is admitted.
+        checkpoints: (length, state) behind its first `length` tokens, ascending; not in the cache yet.
+        marks: (length, state), where a checkpoint is made as soon as the sequence passes this length. Drafts may take
+            it there in a step in flight.
+        fork: The state behind all of its prompt but the last token.
+        forks: How many requests wait to begin with `fork`.
+        forks_from: The states of the request that counts this one among its `forks`.
+    """
+
+    current: int = 0
+    source: int = 0
+    checkpoints: list[tuple[int, int]] = field(default_factory=list)
+    marks: list[tuple[int, int]] = field(default_factory=list)
+    fork: int = 0
+    forks: int = 0
+    forks_from: HeldStates | None = None
 
 
 class _Column:
@@ -51,24 +79,54 @@ class Request:
         slot: Its slot in the device's slot table while running.
         prompt_step: The step that reached its prompt's end; 0 before.
         swapped: Whether its blocks are on the host.
+        states: Its states; None in models without states.
         num_cached_tokens: Prompt tokens that were in the prefix cache when it was first admitted.
         prompt_logprobs_planned: How many of the prompt's log probabilities are in plans so far. All of them, its length
             less 1, if they are not wanted.
         repetition: Watches its output for repetition, if that is wanted.
-        rope_length: The length that its keys are rotated for, at least; 0 for models without RopeLengthMode.
+        rope_length: The length that its keys are rotated for, at least, in models with RopeLengthMode; in others, what
+            images add to positions behind them, at most 0.
         adapter_slot: Its adapter's slot on the device, from 1; 0: none yet, or no adapter.
         preemptions: How often it was preempted, in either way.
+        pools: Whether it is pooled in place of sampled. Then `limit` is one more than its prompt, so that all of it is
+            computed, and no step samples it.
+        skips_cache: Whether it computes its whole prompt, whatever is cached.
+        vectors: What steps have brought of a pooled request since it was last computed from the start.
         ended: Why it is over, or None.
     """
 
     planned, computed, in_flight_tokens, limit = _Column(), _Column(), _Column(), _Column()
-    host_bound, max_drafts, masked = _Column(), _Column(), _Column()
+    host_bound, max_drafts, masked, pools = _Column(), _Column(), _Column(), _Column()
 
     __slots__ = (
-        "_former_hashes", "_lengths", "adapter_slot", "add", "admitted_at", "awaits", "block_hashes", "ended",
-        "error", "first_token_at", "id", "index", "num_cached_tokens", "parent", "preemptions",
-        "prompt_logprobs_planned", "prompt_step", "queue_key", "repetition", "rope_length", "slot", "stop_ids",
-        "swapped", "table", "tokens",
+        "_former_hashes",
+        "_lengths",
+        "adapter_slot",
+        "add",
+        "admitted_at",
+        "awaits",
+        "block_hashes",
+        "ended",
+        "error",
+        "first_token_at",
+        "id",
+        "index",
+        "num_cached_tokens",
+        "parent",
+        "preemptions",
+        "prompt_logprobs_planned",
+        "prompt_step",
+        "queue_key",
+        "repetition",
+        "rope_length",
+        "skips_cache",
+        "slot",
+        "states",
+        "stop_ids",
+        "swapped",
+        "table",
+        "tokens",
+        "vectors",
     )  # fmt: skip
 
     def __init__(
@@ -85,14 +143,19 @@ class Request:
         self._former_hashes: list[BlockHashes] = []
         self.queue_key = queue_key
         self._lengths = lengths
-        self.index = lengths.allocate(len(add.tokens), add.prompt_len, add.prompt_len + (add.sampling.max_tokens or 0))
+        most = 1 if add.pooling else add.sampling.max_tokens or 0
+        self.index = lengths.allocate(len(add.tokens), add.prompt_len, add.prompt_len + most)
+        self.pools = add.pooling is not None
+        self.vectors: list[Vector] = []
+        self.skips_cache = bool(add.sampling.skip_reading_prefix_cache)
         self.slot: int | None = None
         self.awaits: set[str] = set()
         self.parent: Request | None = None
         self.prompt_step = 0
         self.swapped = False
+        self.states: HeldStates | None = None
         self.num_cached_tokens: int | None = None
-        self.rope_length = 0
+        self.rope_length = shift_behind(add.media) if add.media else 0
         self.adapter_slot = 0
         wanted = add.sampling.prompt_logprobs is not None and add.fork_of is None  # once for all that share the prompt
         self.prompt_logprobs_planned = 0 if wanted else add.prompt_len - 1
@@ -110,15 +173,15 @@ class Request:
     @property
     def needs_history(self) -> bool:
         """Whether sampling or drafting needs the request's earlier tokens besides its logits."""
-        return bool(self.add.sampling.penalizes or self.add.bad_words or self.host_bound or self.max_drafts)
+        add = self.add
+        rules = add.sampling.penalizes or add.bad_words or add.transcript
+        return bool(rules or self.host_bound or self.max_drafts)
 
     @property
     def reads_cache(self) -> bool:
         """Whether the request may use the prefix cache. It may not while its prompt's log probabilities are wanted:
         cached tokens have no logits."""
-        return (
-            not self.add.sampling.skip_reading_prefix_cache and self.prompt_logprobs_planned >= self.add.prompt_len - 1
-        )
+        return not self.skips_cache and self.prompt_logprobs_planned >= self.add.prompt_len - 1
 
     @property
     def num_uncomputed(self) -> int:
@@ -140,6 +203,8 @@ class Request:
         lengths.computed[index] = lengths.planned[index] = lengths.allocated[index] = 0
         lengths.epoch[index] += 1
         self.prompt_step = 0
+        if self.vectors:
+            self.vectors = []
 
     def rehash(self, salt: str) -> None:
         """Give the request's blocks other hashes from now on, under another salt."""
@@ -161,6 +226,8 @@ class Request:
         assert self.ended is not None
         admitted = now if self.admitted_at is None else self.admitted_at
         first = now if self.first_token_at is None else self.first_token_at
+        # The chunks of a text that ended early have vectors of their tokens, which are not what was asked for.
+        vectors = self.vectors if self.ended == "stop" else []
         return End(
             id=self.id,
             reason=self.ended,
@@ -170,6 +237,8 @@ class Request:
             decode_s=max(0.0, now - first),
             preemptions=self.preemptions,
             cached_tokens=self.num_cached_tokens or 0,
+            vector=b"".join(vector.data for vector in vectors),
+            vector_shape=_joined_shape(vectors),
         )
 
     def __repr__(self) -> str:
@@ -177,6 +246,13 @@ class Request:
             f"Request({self.id}, slot={self.slot}, computed={self.computed}, planned={self.planned}, "
             f"known={len(self.tokens)}, in_flight={self.in_flight_tokens}, swapped={self.swapped}, ended={self.ended})"
         )
+
+
+def _joined_shape(vectors: Sequence[Vector]) -> list[int]:
+    """The shape of vectors that are put one behind the other; [] for none."""
+    if len(vectors) <= 1:
+        return vectors[0].shape if vectors else []
+    return [sum(vector.shape[0] for vector in vectors), *vectors[0].shape[1:]]
 
 
 class ResourcePool(Protocol):

@@ -76,7 +76,7 @@ class RequestTable:
             return
         del self._by_id[request.id]
         self._count(request, -1)
-        if request.ended in _BY_ITSELF:
+        if request.ended in _BY_ITSELF and not request.pools:
             self.expected_output.learn(request.output_len)
         if request.slot is None:
             self.waiting.remove(request)

@@ -55,6 +55,6 @@ class RopeLengths:
         mode, lengths, index = self._mode, self._lengths, running.indices
         if mode is None or mode.kind != "longrope":
             return []
-        continues = lengths.known[index] + lengths.in_flight_tokens[index] < lengths.limit[index]
+        continues = lengths.known[index] + lengths.in_flight_tokens[index] < lengths.limit[index] - lengths.pools[index]
         places = ((lengths.planned[index] == mode.original_max_len) & continues).nonzero()[0][::-1].tolist()
         return [running[place] for place in places if running[place].rope_length <= mode.original_max_len]

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
@@ -18,13 +18,15 @@ from quire.foundation.config.scheduler import Policy
 from quire.foundation.messages.from_engine import EndReason
 from quire.foundation.messages.to_engine import Add
 from quire.foundation.messages.workers import Plan, Result
+from quire.pooling_params import PoolingParams
 from quire.sampling_params import SamplingParams
 from quire.scheduling.kvcache.block_hashes import BlockHashes
 from quire.scheduling.kvcache.block_pool import BlockPool
 from quire.scheduling.kvcache.block_table import BlockTable
-from quire.scheduling.kvcache.cache_groups import FULL_ATTENTION, KVCacheGroup
+from quire.scheduling.kvcache.cache_groups import FULL_ATTENTION, CacheGroup
 from quire.scheduling.kvcache.rope_length_mode import RopeLengthMode
 from quire.scheduling.scheduler.admission import Admission
+from quire.scheduling.scheduler.encoder_cache import EncoderCache
 from quire.scheduling.scheduler.lengths import IntArray, Lengths
 from quire.scheduling.scheduler.micro_batches import MicroBatches
 from quire.scheduling.scheduler.output_processing import (
@@ -34,14 +36,17 @@ from quire.scheduling.scheduler.output_processing import (
     append_tokens,
     check_stops,
     fail_rows,
+    take_vectors,
     update_lengths,
 )
 from quire.scheduling.scheduler.preemption import Preemption
 from quire.scheduling.scheduler.prefix_caching import PrefixCacher
+from quire.scheduling.scheduler.queue_delay import QueueDelay
 from quire.scheduling.scheduler.request import Request, ResourcePool
 from quire.scheduling.scheduler.request_table import Deadlines, RequestTable
 from quire.scheduling.scheduler.rope_lengths import RopeLengths
 from quire.scheduling.scheduler.running_queue import RunningQueue, queue_key_of
+from quire.scheduling.scheduler.sequence_states import CheckpointRule, SequenceStates
 from quire.scheduling.scheduler.step import ScheduledStep, Step
 from quire.scheduling.scheduler.token_budget import TokenBudget
 from quire.scheduling.scheduler.waiting_queue import WaitingQueue
@@ -56,12 +61,13 @@ _ADMISSION_TOKENS = 2**13
 
 @dataclass
 class SchedulerStats:
-    """Counts since the start."""
+    """Counts since the start, and how long requests wait."""
 
     preemptions: int = 0
     prefix_queries: int = 0
     prefix_hits: int = 0
     speculation: DraftCounts = field(default_factory=DraftCounts)
+    queue_delay: QueueDelay = field(default_factory=QueueDelay)
 
 
 class Scheduler:
@@ -73,10 +79,16 @@ class Scheduler:
         host_bound: Which requests are planned only when the host knows all their tokens; None for none.
         max_drafts: Maximum number of draft tokens in one row of a request; None for no drafts.
         masked: Which requests are sampled under masks; None for none.
+        pools_from_cache: Which pooled requests may use the prefix cache: those of which only the last token's state
+            counts; None for none.
         stages: How many steps the stages of a pipeline compute at the same time.
+        states: The pool of states, in models that keep one a sequence, and where checkpoints are made; None in others.
+        media: Which images' vectors the worker keeps; None for models that read text alone.
 
     Attributes:
         host: KV blocks of the host, which become ready as results say.
+        states: The states of requests; None in models without states.
+        tier: What the prefix cache keeps on the host; None: nothing.
         resources: Each is told when a request is over or preempted. The engine adds what it gives to requests.
     """
 
@@ -88,7 +100,7 @@ class Scheduler:
         preemption: Preemption,
         clock: Clock,
         *,
-        groups: Sequence[KVCacheGroup] = FULL_ATTENTION,
+        groups: Sequence[CacheGroup] = FULL_ATTENTION,
         policy: Policy = "fcfs",
         prefix_caching: bool = True,
         shares_blocks: bool = True,
@@ -97,20 +109,26 @@ class Scheduler:
         max_drafts: Callable[[SamplingParams], int] | None = None,
         masked: Callable[[Add], bool] | None = None,
         masked_drafts: bool = False,
+        pools_from_cache: Callable[[PoolingParams], bool] | None = None,
         stages: int = 1,
+        states: tuple[BlockPool, CheckpointRule] | None = None,
+        media: EncoderCache | None = None,
     ) -> None:
         self.pool = pool
         self.host = preemption.host
         self.num_slots = max_num_seqs
         self._budget = budget
         self._preemption = preemption
+        self.tier = preemption.tier
         self._clock = clock
         self._groups = groups
-        self._windowed = any(group.reach is not None for group in groups)
+        self._windowed = any(group.reach.length is not None for group in groups)
         self._policy: Policy = policy
         self._host_bound = host_bound
         self._max_drafts = max_drafts
         self._masked = masked
+        self._pools = False  # whether any request has been pooled
+        self._pools_from_cache = pools_from_cache
         self._micro_batches = MicroBatches(stages)
         self._lengths = Lengths()
         self._request_table = RequestTable(max_num_seqs, policy)
@@ -119,9 +137,18 @@ class Scheduler:
         self._prefix_cacher = PrefixCacher(prefix_caching and shares_blocks)
         self._shares_blocks = shares_blocks
         self._rope_lengths = RopeLengths(rope_length_mode, self._lengths, max_drafts, masked_drafts=masked_drafts)
+        self.states: SequenceStates | None = None
+        if states is not None:
+            rule = replace(states[1], enabled=states[1].enabled and self._prefix_cacher.enabled)
+            drafts = max_drafts is not None
+            self.states = SequenceStates(states[0], max_num_seqs, rule, self._lengths, drafts=drafts)
+            budget.shorteners.append(self.states.chunk_tokens)
+        self.media = media
+        if media is not None:
+            budget.shorteners.append(media.chunk_tokens)
         self._admission = Admission(
             pool, len(groups), self._lengths, self._request_table, budget, preemption, policy, self._prefix_cacher,
-            self._rope_lengths,
+            self._rope_lengths, None if self.states is None else self.states.pool, media,
         )  # fmt: skip
         self.resources: list[ResourcePool] = [preemption, self._request_table]
         self._steps_in_flight: deque[ScheduledStep] = deque()
@@ -209,18 +236,25 @@ class Scheduler:
         parent = None
         if message.fork_of is not None and self._shares_blocks:
             parent = self._request_table.get(message.fork_of)
-        table = BlockTable(self.pool, self._groups)
+        table = BlockTable(self.pool, self._groups, None if self.states is None else self.states.pool, self.tier)
         if parent is None:
             adapter = message.adapter.digest if message.adapter else ""
             head = ids if self._prefix_cacher.enabled else b""
-            hashes = BlockHashes(self.pool.block_size, message.cache_salt, head, adapter)
+            source = message.source.digest if message.source else b""
+            hashes = BlockHashes(self.pool.block_size, message.cache_salt, head, adapter, message.media, source)
         else:
             hashes = parent.block_hashes.branch(message.prompt_len)
         request = Request(message, table, hashes, queue_key_of(message, self._policy), self._lengths)
         request.parent = parent
+        if self.states is not None:
+            self.states.add(request)
         if self._host_bound is not None:
             request.host_bound = self._host_bound(message.sampling)
         request.masked = self._masked is not None and self._masked(message)
+        if message.pooling is not None:
+            self._pools = True
+            may_share = self._pools_from_cache is not None and self._pools_from_cache(message.pooling)
+            request.skips_cache = not may_share or bool(message.pooling.skip_reading_prefix_cache)
         request.awaits.update(awaits)
         self._rope_lengths.limit_drafts(request)
         self._request_table.add(request)
@@ -264,9 +298,13 @@ class Scheduler:
         return self.end(request_id, "abort")
 
     def expire(self) -> list[Request]:
-        """End the requests whose deadline has passed, and return them. Very many are ended over several calls."""
-        ended, tokens = list[Request](), 0
-        for request in self._deadlines.due(self._clock.now()):
+        """End the requests whose deadline has passed, and return them. Very many are ended over several calls. Retained
+        blocks go when their time is over."""
+        ended, tokens, now = list[Request](), 0, self._clock.now()
+        self.pool.release_expired(now)
+        if self.states is not None:
+            self.states.pool.release_expired(now)
+        for request in self._deadlines.due(now):
             self.end(request.id, "timeout")
             ended.append(request)
             tokens += len(request.tokens)
@@ -287,7 +325,11 @@ class Scheduler:
 
     def plan(self) -> Plan | None:
         """The next step, or None when no request can move."""
-        step = Step(self._next_step, self._lengths, masks=self._masked is not None)
+        step = Step(self._next_step, self._lengths, masks=self._masked is not None, pools=self._pools, media=self.media)
+        if self.states is not None:
+            self.states.begin_step()
+        if self.media is not None:
+            self.media.begin_step()
         for request in self._rope_lengths.at_rope_switch(self._running):
             self._preempt(request)
         while (victim := self._admission.priority_victim(step)) is not None:
@@ -298,9 +340,15 @@ class Scheduler:
             self._budget.start_idle_step()
         if not step.out_of_blocks:
             self._admit_waiting(step)
+        if self.tier is not None:
+            stores, loads = self.tier.end_step()
+            step.swap_out += stores
+            step.swap_in += loads
         if not step.requests and not step.swap_out:
             return None
         self._next_step += 1
+        if self.tier is not None:
+            self.tier.planned(step.swap_out)
         plan, scheduled = step.finish(self._budget.predicted_ms)
         self._steps_in_flight.append(scheduled)
         return plan
@@ -375,9 +423,12 @@ class Scheduler:
     def _start(self, request: Request, step: Step) -> None:
         self._request_table.assign_slot(request)
         if request.admitted_at is None:
-            request.admitted_at = self._clock.now()
+            request.admitted_at = now = self._clock.now()
+            self.stats.queue_delay.began(now, max(0.0, now - request.add.arrival))
             self.stats.prefix_queries += len(request.tokens)
             self.stats.prefix_hits += request.planned
+        if self.states is not None:
+            self.states.admit(request, step)
         step.admit(request)
         count = self._budget.grant(request, step.tokens)
         has_blocks = self._reserve(request, count, step)
@@ -416,10 +467,19 @@ class Scheduler:
             if not request.prompt_step and request.planned >= request.add.prompt_len:
                 request.prompt_step = step.number
             self._prefix_cacher.add_pending(request)
+        if self.states is not None:
+            self.states.moved(requests, index, step, counts if drafts is None else counts + drafts)
 
     def cache_blocks(self) -> None:
         """Put blocks that planned steps fill into the prefix cache; called while the device runs."""
         self._prefix_cacher.cache_pending()
+
+    def reset_prefix_cache(self) -> None:
+        """Forget all that prompts could share."""
+        self.pool.reset_prefix_cache()
+        self.host.reset_prefix_cache()
+        if self.states is not None:
+            self.states.pool.reset_prefix_cache()
 
     def _preempt(self, victim: Request, step: Step | None = None) -> None:
         """Let a running request wait again. Without a step to swap it out in, all of it is computed again."""
@@ -439,6 +499,8 @@ class Scheduler:
             self._budget.learn(step, result.device_ms)
         self._undrafted = max(self._undrafted, result.undrafted)
         self.host.grow(result.ready_host_blocks)
+        if self.tier is not None:
+            self.tier.computed()
         of_prompts = list(zip(step.prompt_logprobs_requests, result.prompt_logprobs, strict=True))
         prompt_logprobs = [(request.id, entries) for request, entries in of_prompts if request.ended is None]
         num_sampled, shrunk = update_lengths(step, lengths, result)
@@ -446,6 +508,8 @@ class Scheduler:
         cached_tokens = self._note_first_tokens(new)
         ended = check_stops(new, lengths, self._request_table)
         ended += fail_rows(step, result)
+        if step.pooled_rows:
+            ended += take_vectors(step, lengths, result)
         for request in ended:
             self._release(request)
         if len(shrunk):
@@ -477,10 +541,17 @@ class Scheduler:
         cache; those of a preempted request may be swapped out in `step`."""
         if request.slot is not None and request.ended != "error":
             self._prefix_cacher.cache_blocks(request)
-        if step is not None:
+        if step is not None and (self.states is None or self.states.can_keep()):
             self._preemption.swap_out(request, step)
+        checkpoints = [] if self.states is None else self.states.release(request)
+        retain_s = request.add.retain_s if request.ended not in (None, "error") else 0.0
+        blocks = request.table.held_blocks(0, self.pool.most_retained) if retain_s else []
         for resource in self.resources:
             resource.release(request)
+        if blocks:
+            self.pool.retain(blocks, self._clock.now() + retain_s)
+        if self.states is not None and retain_s:
+            self.states.pool.retain(checkpoints, self._clock.now() + retain_s)
         if request.ended is not None:
             request.parent = None
             self._lengths.free(request.index)

@@ -10,9 +10,11 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from quire.foundation.messages.workers import Admitted, Plan, PromptLogprobsRow
+from quire.foundation.messages.workers import Admitted, MediaRow, Plan, PooledRow, PromptLogprobsRow
 from quire.scheduling.kvcache.block_table import Reservation, TableEntries
+from quire.scheduling.scheduler.encoder_cache import EncoderCache
 from quire.scheduling.scheduler.lengths import IntArray, Lengths
+from quire.scheduling.scheduler.media_positions import media_row
 from quire.scheduling.scheduler.request import Request
 
 _EMPTY = np.zeros(0, dtype=np.int64)
@@ -29,6 +31,7 @@ class ScheduledStep:
         epochs, serials: Of each row's request when the step was planned.
         masked: Rows that wait for a mask.
         prompt_logprobs_requests: Whose prompt's log probabilities it brings, by `Plan.prompt_logprobs_rows`.
+        pooled_rows: Rows whose texts it pools.
         predicted_ms: How long it should take without its chunks, and its chunks beyond that; 0 if unknown.
     """
 
@@ -43,6 +46,7 @@ class ScheduledStep:
     masked: list[int]
     prompt_logprobs_requests: list[Request]
     predicted_ms: tuple[float, float]
+    pooled_rows: list[PooledRow]
 
     @property
     def awaits_drafts(self) -> bool:
@@ -52,25 +56,42 @@ class ScheduledStep:
 
 class Step:
     """A step in the making: rows in batch order, and the changes to slots and blocks that come before them. `masks`
-    says whether any request is sampled under masks.
+    says whether any request is sampled under masks, `pools` whether any is pooled, `media` which images are computed.
 
     Attributes:
         requests: The request of each row of the batch.
         out_of_blocks: Whether a request was preempted because blocks ran out; then no new one is admitted.
+        state_loads, state_saves, state_marks: Those of the Plan.
     """
 
-    def __init__(self, number: int, lengths: Lengths, *, masks: bool = False) -> None:
+    def __init__(
+        self,
+        number: int,
+        lengths: Lengths,
+        *,
+        masks: bool = False,
+        pools: bool = False,
+        media: EncoderCache | None = None,
+    ) -> None:
         self.number = number
         self.requests: list[Request] = []
         self.tokens = 0
         self.out_of_blocks = False
         self.swap_out: list[tuple[int, int]] = []
         self.swap_in: list[tuple[int, int]] = []
+        self.state_loads: list[tuple[int, int]] = []
+        self.state_saves: list[tuple[int, int]] = []
+        self.state_marks: list[tuple[int, int, int]] = []
         self._lengths = lengths
         self._masks = masks
+        self._pools = pools
+        self._media = media
         self._has_drafts = False
         self._prompt_logprobs_rows: list[PromptLogprobsRow] = []
         self._prompt_logprobs_requests: list[Request] = []
+        self._pooled_rows: list[PooledRow] = []
+        self._token_types = bytearray()
+        self._media_rows: list[MediaRow] = []
         self._index: list[IntArray] = []
         self._counts: list[IntArray] = []
         self._max_new_tokens: list[IntArray] = []
@@ -99,6 +120,10 @@ class Step:
                 cache_salt=request.add.cache_salt,
                 rope_length=request.rope_length,
                 adapter_slot=request.adapter_slot,
+                pooling=request.add.pooling,
+                state=0 if request.states is None else request.states.current,
+                source=request.add.source,
+                transcript=request.add.transcript,
             )
         )
         self._add_entries(request.slot, request.table.entries())
@@ -139,6 +164,8 @@ class Step:
         for place in token_rows:
             self._add_input(requests[place], first_row + place, int(starts[place]), int(ends[place]))
         max_new_tokens = (ends == length).astype(np.int64)
+        if self._pools:
+            max_new_tokens[lengths.pools[index] > 0] = 0
         if drafts is not None:
             assert not drafts[max_new_tokens == 0].any(), "drafts of a request that does not reach its end"
             ends, counts, max_new_tokens = ends + drafts, counts + drafts, max_new_tokens + drafts
@@ -154,9 +181,7 @@ class Step:
 
     def finish(self, predicted_ms: tuple[float, float]) -> tuple[Plan, ScheduledStep]:
         """The step as workers get it, and as the host remembers it. Nothing can move any more."""
-        index = np.concatenate([_EMPTY, *self._index])
-        counts = np.concatenate([_EMPTY, *self._counts])
-        max_new_tokens = np.concatenate([_EMPTY, *self._max_new_tokens])
+        index, counts, max_new_tokens = map(_joined, (self._index, self._counts, self._max_new_tokens))
         sampled, entries, lengths = max_new_tokens.nonzero()[0], self._entries, self._lengths
         masked = sampled[lengths.masked[index[sampled]] > 0].tolist() if self._masks else []
         plan = Plan(
@@ -177,6 +202,14 @@ class Step:
             prompt_logprobs_rows=self._prompt_logprobs_rows,
             drafts=(max_new_tokens[sampled] - 1).tolist() if self._has_drafts else [],
             masked=masked,
+            pooled_rows=self._pooled_rows,
+            token_types=bytes(self._token_types),
+            state_loads=self.state_loads,
+            state_saves=self.state_saves,
+            media_rows=self._media_rows,
+            state_marks=self.state_marks,
+            media_dropped=[] if self._media is None else self._media.dropped,
+            media_added=[] if self._media is None else self._media.added,
         )
         return plan, ScheduledStep(
             number=self.number,
@@ -190,11 +223,16 @@ class Step:
             masked=masked,
             prompt_logprobs_requests=self._prompt_logprobs_requests,
             predicted_ms=predicted_ms,
+            pooled_rows=self._pooled_rows,
         )
 
     def _add_input(self, request: Request, row: int, start: int, end: int) -> None:
         self._token_rows.append(row)
         self._tokens += request.tokens[start:end]
+        if self._pools:
+            self._add_pooled(request, row, start, end)
+        if request.add.media:
+            self._add_media(request, row, start, end)
         last = min(end, request.add.prompt_len - 1)  # the prompt's last token has no next prompt token to score
         first = request.prompt_logprobs_planned
         if first < last:
@@ -203,9 +241,40 @@ class Step:
             self._prompt_logprobs_requests.append(request)
             request.prompt_logprobs_planned = last
 
+    def _add_media(self, request: Request, row: int, start: int, end: int) -> None:
+        if self._media is not None:
+            self._media.use(request, start, end)
+        found = media_row(request.add.media, row, start, end)
+        if found is not None:
+            self._media_rows.append(found)
+
+    def _add_pooled(self, request: Request, row: int, start: int, end: int) -> None:
+        add = request.add
+        if add.token_types or self._token_types:
+            self._token_types.extend(bytes(len(self._tokens) - (end - start) - len(self._token_types)))
+            self._token_types += add.token_types[start:end] or bytes(end - start)
+        if add.pooling is None:
+            return
+        left_out = 0 if add.pooling.per_token else add.prompt_skip
+        skip = min(max(0, left_out - start), end - start)
+        self._pooled_rows.append(
+            PooledRow(
+                row=row,
+                start=start,
+                skip=skip,
+                count=end - start - skip,
+                total=max(0, end - left_out),
+                is_last=end == add.prompt_len,
+            )
+        )
+
     def _add_entries(self, slot: int, entries: TableEntries) -> None:
         self._block_slots += [slot] * len(entries.blocks)
         own = self._entries
         own.groups.extend(entries.groups)
         own.indices.extend(entries.indices)
         own.blocks.extend(entries.blocks)
+
+
+def _joined(parts: list[IntArray]) -> IntArray:
+    return parts[0] if len(parts) == 1 else np.concatenate([_EMPTY, *parts])

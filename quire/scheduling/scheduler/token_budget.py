@@ -7,7 +7,7 @@ fewer other prompts wait. Knows nothing about blocks or slots.
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -126,6 +126,10 @@ class TokenBudget:
             one of these sizes. Empty if each token counts.
         mode: Whether chunks may take a share of the time that grows with the backlog (`balanced`), a share that does
             not (`interactivity`), or all of it (`throughput`).
+        whole_texts: Whether each text is computed in one step, since its tokens see those behind them.
+
+    Attributes:
+        shorteners: Each returns how many of a chunk's tokens come before the next place where the chunk must end.
     """
 
     def __init__(
@@ -135,12 +139,16 @@ class TokenBudget:
         cost: StepCost | None = None,
         sizes: Sequence[tuple[int, int]] = (),
         mode: PerformanceMode = "balanced",
+        *,
+        whole_texts: bool = False,
     ) -> None:
         self.step_tokens = step_tokens
+        self._whole_texts = whole_texts
         self._threshold = long_prefill_threshold
         self._cost = cost
         self._sizes = sizes
         self._mode = mode
+        self.shorteners: list[Callable[[Request, int], int]] = []
         self._step = StepTimeBudget()
         self._chunk_ms = 0.0  # predicted for the chunks granted in this step
         self._is_full = False  # time has limited a chunk of this step, so there is none for another
@@ -191,6 +199,10 @@ class TokenBudget:
         """Whether tokens are left for a new request when `used` are in the step."""
         return used < self.step_tokens
 
+    def fits(self, request: Request, used: int) -> bool:
+        """Whether a new request can begin when `used` tokens are in the step: all of it, where texts are whole."""
+        return not self._whole_texts or request.num_uncomputed <= self.step_tokens - used
+
     def has_time(self, uncomputed: int) -> bool:
         """Whether time is left for a new request with so many tokens to compute; a single token takes next to none."""
         return uncomputed <= 1 or not self._time_is_up
@@ -239,8 +251,10 @@ class TokenBudget:
         """`count` tokens, or fewer where a limit says so, in a step that has `used` tokens already."""
         if count <= 1:
             return count
-        if self._threshold:
+        if self._threshold and not self._whole_texts:
             count = min(count, self._threshold)
+        for shorten in self.shorteners:
+            count = shorten(request, count)
         if self._cost is None:
             return count
         token_ms = self._cost.token_ms(request.planned + count // 2)

@@ -50,13 +50,25 @@ class ArgumentGrammar:
         if not isinstance(properties, Mapping) or not isinstance(listed, list):
             raise _refusal(tool, "the schema of its parameters", "properties")
         required = {key for key in listed if isinstance(key, str)} if enforced else set()
-        if enforced and tool.strict:
-            _check_object(tool, properties, required)
+        if enforced:
+            self._check_object(tool, properties, required)
         types = ArgumentTypes((tool,), tool.name)
         known = [key for key, each in properties.items() if each is not False]
         return self._in_order(
             {key: self._argument(keyed, tool, types, key, enforced) for key in known}, required, keyed
         )
+
+    def _check_object(self, tool: Tool, properties: Mapping[str, Any], required: set[str]) -> None:
+        for keyword in tool.parameters:
+            if keyword not in _KNOWN_OF_OBJECTS:
+                self._leave_out(tool, "its parameters", keyword)
+        if missing := sorted(required - properties.keys()):
+            self._leave_out(tool, f"'{missing[0]}', which is no property,", "required")
+
+    def _leave_out(self, tool: Tool, what: str, keyword: str) -> None:
+        if tool.strict:
+            raise _refusal(tool, what, keyword)
+        self._rules.leave_out(tool.name, f"'{keyword}' of {what} of the function '{tool.name}'")
 
     def _in_order(self, given: Mapping[str, str], required: set[str], keyed: KeyedArguments) -> str:
         """The arguments, of which those that are not required may be missing; separators only between two."""
@@ -90,9 +102,9 @@ class ArgumentGrammar:
             return f"({' | '.join(map(quoted, texts))}) {' '.join(after)}"
         body = ANY_TEXT
         if enforced:
-            if tool.strict:
-                _check_text(tool, key, schema)
-            body = _text_of_length(tool, key, schema)
+            if keyword := _unsupported_of_text(schema):
+                self._leave_out(tool, f"'{key}'", keyword)
+            body = _text_of_length(schema)
         for unwanted in keyed.never_in_text:
             body += f" & ~/(?s:.*){escaped(unwanted)}(?s:.*)/"
         name = self._rules.terminal(body)
@@ -126,7 +138,7 @@ def may_name(schema: Mapping[str, Any]) -> bool:
 
 def _json(rules: LarkRules, tool: Tool, schema: Mapping[str, Any], what: str) -> str:
     name = f"{what} of the function '{tool.name}'"
-    return rules.json(schema, name=name, strict=tool.strict, whitespace=_SPACING)
+    return rules.json(schema, name=name, tool=tool.name, strict=tool.strict, whitespace=_SPACING)
 
 
 def _of_object(schema: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -153,33 +165,30 @@ def _of_property(parameters: Mapping[str, Any], key: str) -> Mapping[str, Any]:
     return {"$defs": {"parameters": document}, "$ref": f"{document['$id']}#/properties/{pointer}"}
 
 
-def _check_object(tool: Tool, properties: Mapping[str, Any], required: set[str]) -> None:
-    for keyword in tool.parameters:
-        if keyword not in _KNOWN_OF_OBJECTS:
-            raise _refusal(tool, "its parameters", keyword)
-    if missing := sorted(required - properties.keys()):
-        raise _refusal(tool, f"'{missing[0]}', which is no property,", "required")
-
-
-def _check_text(tool: Tool, key: str, schema: Mapping[str, Any]) -> None:
-    for keyword in _REFUSED_OF_STRINGS:
-        if keyword in schema:
-            raise _refusal(tool, f"'{key}'", keyword)
+def _unsupported_of_text(schema: Mapping[str, Any]) -> str:
+    """A keyword of a string's schema that is not enforced where it stands as it is; empty for none."""
+    if refused := [keyword for keyword in _REFUSED_OF_STRINGS if keyword in schema]:
+        return refused[0]
     alternatives = schema.get("anyOf")
     for alternative in alternatives if isinstance(alternatives, list) else ():
         if isinstance(alternative, Mapping) and alternative.keys() - {"type", "title", "description"}:
-            raise _refusal(tool, f"'{key}'", "anyOf")
+            return "anyOf"
+    if _lengths(schema) is None:
+        return "maxLength" if schema.get("maxLength") else "minLength"
+    return ""
 
 
-def _text_of_length(tool: Tool, key: str, schema: Mapping[str, Any]) -> str:
+def _lengths(schema: Mapping[str, Any]) -> tuple[int, int | None] | None:
+    """The bounds of a string's length; None if they are not enforced."""
     least, most = schema.get("minLength") or 0, schema.get("maxLength")
-    if not least and most is None:
-        return ANY_TEXT
     if not isinstance(least, int) or not isinstance(most, int | None) or max(least, most or 0) > _MAX_CHARACTERS:
-        if not tool.strict:
-            return ANY_TEXT
-        raise _refusal(tool, f"'{key}'", "maxLength" if most else "minLength")
-    return f"/(?s:.{{{least},{'' if most is None else most}}})/"
+        return None
+    return least, most
+
+
+def _text_of_length(schema: Mapping[str, Any]) -> str:
+    least, most = _lengths(schema) or (0, None)
+    return f"/(?s:.{{{least},{'' if most is None else most}}})/" if least or most is not None else ANY_TEXT
 
 
 def _refusal(tool: Tool, what: str, keyword: str) -> RequestError:

@@ -31,6 +31,7 @@ def call_grammar(
     tools: Sequence[Tool],
     *,
     must_call: bool,
+    every_schema: bool = False,
     parallel: bool = True,
     form: Mapping[str, Any] | None = None,
     reasoning_parser: str | None = None,
@@ -44,6 +45,7 @@ def call_grammar(
         must_call: Whether the answer is one call or more, and nothing else; each matches its tool's schema, as far as
             that can be enforced if the tool is not `strict`. Otherwise the model chooses, and only tools that are
             `strict` have their schema enforced.
+        every_schema: Whether that of tools that are not `strict` is, as far as it can be.
         form: The schema of an answer that does not call, with the options of `LarkRules.json` as its `x-quire`; None
             for any text. It says nothing about an answer that must call.
         reasoning_parser: Allows reasoning in front of the answer.
@@ -56,14 +58,14 @@ def call_grammar(
     rules = LarkRules(special_ids or {})
     syntax = _syntax(tool_format(tool_parser), tool_parser, rules)
     arguments = ArgumentGrammar(rules, syntax.keyed)
-    of_tools = {tool.name: arguments.rule(tool, enforced=must_call or tool.strict) for tool in tools}
+    of_tools = {tool.name: arguments.rule(tool, enforced=must_call or every_schema or tool.strict) for tool in tools}
     calls = _Calls(rules, syntax, of_tools, parallel=parallel)
     if must_call:
         answer = calls.group()
     elif form is None:
         answer = _optional_calls(rules, syntax, calls)
     elif syntax.arguments_key:
-        answer = _objects_or_form(rules, syntax, tools, form, parallel)
+        answer = _objects_or_form(rules, syntax, tools, form, parallel, every_schema=every_schema)
     else:
         answer = _calls_or_form(rules, syntax, calls, form)
     if reasoning_parser and (must_call or not syntax.messages):
@@ -134,7 +136,13 @@ def _calls_or_form(rules: LarkRules, syntax: CallSyntax, calls: _Calls, form: Ma
 
 
 def _objects_or_form(
-    rules: LarkRules, syntax: CallSyntax, tools: Sequence[Tool], form: Mapping[str, Any], parallel: bool
+    rules: LarkRules,
+    syntax: CallSyntax,
+    tools: Sequence[Tool],
+    form: Mapping[str, Any],
+    parallel: bool,
+    *,
+    every_schema: bool,
 ) -> str:
     """Calls alone, or JSON alone, where calls are JSON objects themselves. Schemas describe both, since the lexer
     would not see other JSON that begins like a literal."""
@@ -144,7 +152,7 @@ def _objects_or_form(
             "schema of an answer needs additionalProperties false and no property 'name': leave 'strict' out.",
             param="tools",
         )
-    objects = [object_rule(rules, tool, syntax.arguments_key, enforced=tool.strict) for tool in tools]
+    objects = [object_rule(rules, tool, syntax.arguments_key, enforced=every_schema or tool.strict) for tool in tools]
     call = rules.add("call", " | ".join(objects))
     several = f" ({' '.join(rules.literal(syntax.separator))} {call})*" if parallel else ""
     return rules.add("answer", f"{call}{several} | {_form(rules, form)}")

@@ -28,20 +28,23 @@ class ToolCallStart:
     Attributes:
         index: The number of the call in its choice, from 0.
         id: The format's own name of the call; None where it has none, and the caller makes one.
+        custom: Whether it calls a custom tool, whose input is text.
     """
 
     index: int
     name: str
     id: str | None = None
+    custom: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class ToolCallDelta:
     """More of a call's arguments, as JSON text. All deltas of a call together are one JSON object, unless the
-    model's text was cut off or broken within them."""
+    model's text was cut off or broken within them. Of a `custom` tool, the one delta is the input."""
 
     index: int
     arguments: str
+    custom: bool = False
 
 
 OutputEvent: TypeAlias = ContentDelta | ReasoningDelta | ToolCallStart | ToolCallDelta
@@ -84,6 +87,6 @@ def _joined(run: list[OutputEvent]) -> OutputEvent:
             return ReasoningDelta("".join(event.text for event in run if isinstance(event, ReasoningDelta)))
         case ToolCallDelta(index):
             pieces = [event.arguments for event in run if isinstance(event, ToolCallDelta)]
-            return ToolCallDelta(index, "".join(pieces))
+            return ToolCallDelta(index, "".join(pieces), run[0].custom)
         case start:
             return start

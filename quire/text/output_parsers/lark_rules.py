@@ -15,6 +15,8 @@ from quire.structured_outputs_params import MAX_CONSTRAINT_BYTES
 from quire.text.output_parsers.formats import NUMBER
 
 ANY_TEXT = "/(?s:.*)/"
+LEFT_OUT = "// x-quire: "
+"""Begins a line that names a tool, and what is not enforced of its arguments, as JSON."""
 
 
 class LarkRules:
@@ -24,6 +26,7 @@ class LarkRules:
         self._special_ids = special_ids
         self._rules: dict[str, str] = {}
         self._terminals: dict[str, str] = {}
+        self._left_out: dict[str, list[str]] = {}
         self._size = 0
         tokens = sorted((*special_ids, NUMBER), key=len, reverse=True)
         self._tokens = re.compile("|".join(map(re.escape, tokens)))
@@ -63,14 +66,21 @@ class LarkRules:
         if at < len(text):
             yield quoted(text[at:])
 
-    def json(self, schema: Mapping[str, Any], *, name: str = "", strict: bool = True, **options: Any) -> str:
+    def json(
+        self, schema: Mapping[str, Any], *, name: str = "", tool: str = "", strict: bool = True, **options: Any
+    ) -> str:
         """Add a rule that matches JSON of a schema, which must be complete in itself and is as it was sent: whoever has
-        the grammar compiled prepares it, by what its `x-quire` says. The client knows it by `name`. A `strict` schema
-        is refused if it cannot be enforced in full; `options` are those of `prepare_schema`."""
+        the grammar compiled prepares it, by what its `x-quire` says. The client knows it by `name`. It is of the
+        arguments of this `tool`, or of an answer. A `strict` schema is refused if it cannot be enforced in full;
+        `options` are those of `prepare_schema`."""
         known = {key: value for key, value in schema.items() if key not in ("x-guidance", "x-quire")}
         spacing = {"whitespace_pattern": options["whitespace"]} if options.get("whitespace") is not None else {}
-        asked = {"name": name, "strict": strict, **options}
+        asked = {"name": name, "tool": tool, "strict": strict, **options}
         return self.add("json", "%json " + json.dumps({**known, "x-guidance": spacing, "x-quire": asked}))
+
+    def leave_out(self, tool: str, what: str) -> None:
+        """Note what the grammar does not enforce of the arguments of a tool that is not strict."""
+        self._left_out.setdefault(tool, []).append(what)
 
     def text_up_to(self, end: str) -> str:
         """Any text up to the first `end`, and that."""
@@ -86,7 +96,8 @@ class LarkRules:
     def text(self, start: str) -> str:
         """The whole grammar."""
         terminals = [f"{name}: {body}" for body, name in self._terminals.items()]
-        return "\n".join([f"start: {start}", *self._rules.values(), *terminals, ""])
+        notes = [LEFT_OUT + json.dumps([tool, what]) for tool, what in self._left_out.items()]
+        return "\n".join([*notes, f"start: {start}", *self._rules.values(), *terminals, ""])
 
 
 def quoted(text: str) -> str:

@@ -6,6 +6,7 @@ import importlib
 from collections.abc import Iterator, Sequence
 
 from quire.errors import ConfigError
+from quire.text.output_parsers.calls_in_thoughts import Thoughts
 from quire.text.output_parsers.events import ContentDelta, OutputEvent, Tool
 from quire.text.output_parsers.formats import ReasoningFormat, ToolFormat, Turn
 from quire.text.output_parsers.scanner import OutputParser, Steps, Tags, TextScanner
@@ -104,7 +105,7 @@ def create_parser(
 ) -> OutputParser:
     """Return a parser for one choice. Without a parser's name, calls or reasoning stay in the text. Some formats take
     types of arguments from `tools`. With `calls_or_form` the answer is calls alone or content alone (see
-    `call_grammar`): nothing within the content is a call."""
+    `call_grammar`): nothing within the content is a call. Of reasoning with nothing behind it, calls within it are."""
     reasoning = reasoning_format(reasoning_parser) if reasoning_parser else None
     tool = tool_format(tool_parser) if tool_parser else None
     read_answer = tool.read if tool else (reasoning and reasoning.answer) or read_plain
@@ -120,7 +121,16 @@ def create_parser(
         yield from _content_to_the_end(steps, scanner, answer) if either else steps
         yield from answer.finish()
 
-    return OutputParser(read)
+    if reasoning is None or tool is None or tool.has_messages or calls_or_form:
+        return OutputParser(read)
+
+    def read_with_lost_calls(scanner: TextScanner) -> Steps[None]:
+        thoughts = Thoughts()
+        yield from thoughts.watch(read(scanner))
+        if scanner.whole:
+            yield from thoughts.calls(tool, tools)
+
+    return OutputParser(read_with_lost_calls)
 
 
 def special_tokens(tool_parser: str | None, reasoning_parser: str | None) -> frozenset[str]:

@@ -55,10 +55,11 @@ class Tags:
 
 
 class TextScanner:
-    """The text that has arrived and was not read yet. `ended` says that no more will come."""
+    """The text that has arrived and was not read yet. `ended` says that no more will come, and `whole` that the model
+    has ended it by itself."""
 
     def __init__(self) -> None:
-        self.ended = False
+        self.ended = self.whole = False
         self._text = ""
         self._at = 0
         self._recorded: list[str] | None = None
@@ -272,9 +273,10 @@ class OutputParser:
         self._scanner.add(text)
         return self._run()
 
-    def finish(self) -> list[OutputEvent]:
-        """The events that remain when the text has ended or was cut off. No text may follow."""
-        self._scanner.ended = True
+    def finish(self, *, whole: bool = False) -> list[OutputEvent]:
+        """The events that remain when the text was cut off, or, if it is `whole`, the model has ended it. No text may
+        follow."""
+        self._scanner.ended, self._scanner.whole = True, whole
         return self._run()
 
     def _run(self) -> list[OutputEvent]:

@@ -9,10 +9,11 @@ from quire.errors import ConfigError
 from quire.foundation.config import Config
 from quire.foundation.config.cache import is_quantized
 from quire.foundation.config.parallel import ParallelConfig
-from quire.models.rank_share import check_pipeline_parallel_size, check_tensor_parallel_size, rank_share
+from quire.models.rank_spec import check_pipeline_parallel_size, check_tensor_parallel_size, rank_share
 from quire.models.spec import ModelSpec
 from quire.planning.kv_cache_plan import KVCachePlan, plan_kv_cache
 from quire.planning.machine import Gpu, Machine
+from quire.planning.state_memory import smallest_number_of_states
 
 MAX_ENGINES = 64
 """Maximum number of engines of one server."""
@@ -68,7 +69,8 @@ def plan_for_all(config: Config, spec: ModelSpec, machine: Machine, mesh: Mesh) 
     """The KV cache plan of `plan_kv_cache` that every rank has room for; `machine` has the memory of one rank."""
     stages = [replace(mesh, rank=stage * mesh.tp) for stage in range(mesh.pp)]
     plans = [plan_kv_cache(config, rank_share(spec, stage), machine) for stage in stages]
-    return min(plans, key=lambda plan: (plan.max_model_len, plan.num_blocks))
+    plan = min(plans, key=lambda plan: (plan.max_model_len, plan.num_blocks))
+    return replace(plan, num_states=smallest_number_of_states(each.num_states for each in plans))
 
 
 def rank_lines(mesh: Mesh, spec: ModelSpec, sharing: int, *, on_gpu: bool = False) -> list[str]:

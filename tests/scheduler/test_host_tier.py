@@ -1,0 +1,369 @@
+"""The prefix cache's tier on the host: conversations get the tokens of a cold engine, and planted bugs are found.
+
+The fake executor stores tokens in blocks, on the host as well, so a stale block, another key's and one that was read
+before it was written change what is sampled, or fail an assertion.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import pytest
+
+from quire.foundation.clock import SystemClock
+from quire.foundation.messages.workers import Result
+from quire.scheduling.kvcache.block_pool import BlockPool
+from quire.scheduling.kvcache.block_table import PrefixMatch
+from quire.scheduling.kvcache.cache_groups import FULL, CacheGroup, Chunk, Reach, Window
+from quire.scheduling.kvcache.host_index import HostIndex
+from quire.scheduling.kvcache.host_pool import HostPool
+from quire.scheduling.kvcache.host_tier import HostTier, HostTierStats
+from quire.scheduling.scheduler.preemption import Preemption
+from quire.scheduling.scheduler.scheduler import Scheduler
+from quire.scheduling.scheduler.token_budget import TokenBudget
+from tests.engine.harness import add
+from tests.executor.fake import FakeExecutor, FakeHostMemory, hash_token
+
+BLOCK = 4
+SEEDS = range(8)
+KINDS: list[tuple[Reach, ...]] = [(FULL,), (FULL, Window(11)), (Window(9),), (FULL, Chunk(12))]
+
+
+class FixedCost:
+    """What a token costs to compute, in milliseconds; swapping is free."""
+
+    def __init__(self, token_ms: float) -> None:
+        self._token_ms = token_ms
+
+    def recompute_ms(self, tokens: int) -> float:
+        return tokens * self._token_ms
+
+    def swap_ms(self, blocks: int) -> float:
+        return 0.0
+
+
+class Stage:
+    """A scheduler with few blocks and a tier over the fake executor."""
+
+    def __init__(
+        self, host: int = 60, reaches: Sequence[Reach] = (FULL,), cost: FixedCost | None = None,
+        memory: FakeHostMemory | None = None,
+        **settings: Any,
+    ) -> None:  # fmt: skip
+        groups, blocks = [CacheGroup(reach=reach) for reach in reaches], 22 * len(reaches)
+        index = None if memory is None else HostIndex(memoryview(memory.index), bytes(range(32)))
+        self.pool, self.host, self.reaches = BlockPool(blocks, BLOCK), HostPool(index=index), reaches
+        if memory is not None:
+            self.host.inherit(host)
+        self.tier = HostTier(self.pool, self.host, load_ms=1.0)
+        self.executor = FakeExecutor(blocks, BLOCK, groups=groups, num_host_blocks=host, host_memory=memory)
+        preemption = Preemption(self.host, settings.pop("mode", "swap"), cost, self.tier)
+        self.scheduler = Scheduler(self.pool, 3, TokenBudget(24), preemption, SystemClock(), groups=groups)
+        self.got: dict[int, list[int]] = {}
+        self.cached: dict[int, int] = {}
+        self._next = 1
+
+    def alone(self, prompt: Sequence[int], most: int) -> list[int]:
+        history = list(prompt)
+        for drawn in range(most):
+            first = min(reach.first_visible(len(history) - 1) for reach in self.reaches)
+            history.append(hash_token(history[first:], drawn, 512))
+        return history[len(prompt) :]
+
+    def begin(self, prompt: Sequence[int], most: int, **fields: Any) -> int:
+        number, self._next = self._next, self._next + 1
+        self.got[number] = []
+        self.scheduler.add(add(number, prompt, most, **fields))
+        return number
+
+    def run(self, most: int = 10_000) -> None:
+        """Two plans ahead, until nothing is left, or as many results have come."""
+        for _ in range(most):
+            if not self.scheduler.has_work:
+                return
+            while self.scheduler.steps_in_flight < 2 and (plan := self.scheduler.plan()):
+                self.executor.submit(plan)
+            self.scheduler.cache_blocks()
+            result = self.executor.collect(None)
+            assert isinstance(result, Result)
+            outputs = self.scheduler.process_result(result)
+            tokens = iter(outputs.tokens)
+            for number, count in zip(outputs.ids, outputs.counts, strict=True):
+                self.got[number] += [next(tokens) for _ in range(count)]
+            self.cached |= dict(outputs.cached_tokens)
+
+    def answer(self, prompt: Sequence[int], most: int = 1, **fields: Any) -> list[int]:
+        number = self.begin(prompt, most, **fields)
+        self.run()
+        assert self.got[number] == self.alone(prompt, most)
+        return self.got[number]
+
+
+def converse(seed: int, rounds: int = 12, memory: FakeHostMemory | None = None, **settings: Any) -> HostTierStats:
+    """Hold several conversations at a time, and compare every answer with that of a cold engine. With a memory that
+    outlives engines, some of them die between, with plans in flight."""
+    rng, stage = random.Random(seed), Stage(memory=memory, **settings)
+    sessions: list[list[int]] = [[]]
+    for _ in range(rounds):
+        turns = {}
+        for _ in range(rng.randint(1, 3)):
+            history = rng.choice(sessions) if rng.random() < 0.8 else []
+            prompt = [*history[: rng.choice((40, 40, 13))], *(rng.randrange(512) for _ in range(rng.randint(1, 12)))]
+            most = rng.randint(1, 12)
+            salt = rng.choice(("", "", "", "x"))
+            turns[stage.begin(prompt, most, cache_salt=salt, priority=0)] = (prompt, most)
+        stage.run()
+        for number, (prompt, most) in turns.items():
+            assert stage.got[number] == stage.alone(prompt, most), f"sequence {number} of seed {seed} got other tokens"
+            sessions.append([*prompt, *stage.got[number]])
+        sessions = sessions[-8:]
+        if memory is not None and rng.random() < 0.5:
+            for session in sessions[-2:]:
+                stage.begin([*session[:40], 1, 2], 5)
+            stage.run(rng.randint(0, 6))
+            stage.executor.tear()
+            lost = stage.tier.stats
+            stage = Stage(memory=memory, **settings)
+            for name, count in vars(lost).items():
+                setattr(stage.tier.stats, name, count)
+    assert stage.pool.num_free == stage.pool.num_blocks
+    assert stage.host.num_free == stage.host.num_blocks
+    return stage.tier.stats
+
+
+def found(seeds: Iterable[int] = SEEDS, **settings: Any) -> str:
+    """What the first seed that shows a planted bug says; empty if none does."""
+    for seed in seeds:
+        try:
+            converse(seed, **{"host": (60, 9)[seed % 2], "reaches": KINDS[seed % 2]} | settings)
+        except (AssertionError, KeyError) as error:
+            return str(error) or "an assertion"
+    return ""
+
+
+@pytest.mark.parametrize("reaches", KINDS)
+@pytest.mark.parametrize("host", [60, 9])
+def test_conversations_are_answered_as_if_nothing_were_cached(reaches: tuple[Reach, ...], host: int) -> None:
+    for seed in SEEDS:
+        stats = converse(seed, reaches=reaches, host=host)
+        assert stats.stored > 0
+        assert stats.hit_tokens > 0 or host == 9
+
+
+def test_what_leaves_the_device_is_found_on_the_host() -> None:
+    stage = Stage()
+    prompt = list(range(40))
+    stage.answer(prompt, 1)
+    for other in range(100, 400, 50):  # needs all blocks
+        stage.answer(range(other, other + 45), 1)
+    number = stage.begin([*prompt, 7], 1)
+    stage.run()
+    assert stage.cached[number] == 40
+    assert stage.tier.stats.hit_tokens == 40
+    assert stage.got[number] == stage.alone([*prompt, 7], 1)
+
+
+def test_another_salt_finds_nothing() -> None:
+    stage = Stage(host=200)
+    prompt = list(range(40))
+    stage.answer(prompt, 1, cache_salt="a")
+    for other in range(100, 400, 50):
+        stage.answer(range(other, other + 45), 1)
+    stage.answer([*prompt, 7], 1, cache_salt="b")
+    assert stage.tier.stats.hit_tokens == 0
+    stage.answer([*prompt, 8], 1, cache_salt="a")
+    assert stage.tier.stats.hit_tokens == 40
+
+
+@pytest.mark.parametrize(("token_ms", "loads"), [(0.3, True), (0.2, False)])
+def test_a_tier_that_does_not_pay_is_not_used(token_ms: float, loads: bool) -> None:
+    """Loading a block of four tokens takes a millisecond."""
+    stage = Stage(cost=FixedCost(token_ms))
+    prompt = list(range(40))
+    stage.answer(prompt, 1)
+    for other in range(100, 400, 50):
+        stage.answer(range(other, other + 45), 1)
+    stage.answer([*prompt, 7], 1)
+    assert (stage.tier.stats.hit_tokens, stage.tier.stats.too_slow > 0) == ((40, False) if loads else (0, True))
+
+
+def test_broken_blocks_are_not_found_on_the_host() -> None:
+    stage = Stage()
+    prompt = list(range(40))
+    stage.answer(prompt, 1)
+    for other in range(100, 400, 50):
+        stage.answer(range(other, other + 45), 1)
+    number = stage.begin([*prompt, 7], 1)
+    request = stage.scheduler.get(number)
+    assert request is not None
+    request.block_hashes.hash_up_to(request.tokens, 40)
+    before = stage.host.num_cached
+    request.invalidate()
+    assert stage.host.num_cached == before - 10
+    stage.run()
+    assert stage.tier.stats.hit_tokens == 0
+
+
+def test_a_reset_forgets_the_host_too() -> None:
+    stage = Stage()
+    for start in range(0, 400, 50):
+        stage.answer(range(start, start + 45), 1)
+    assert stage.host.num_cached > 0
+    stage.scheduler.reset_prefix_cache()
+    assert (stage.host.num_cached, stage.host.num_free) == (0, stage.host.num_blocks)
+    stage.answer(range(45), 1)
+    assert stage.tier.stats.hit_tokens == 0
+
+
+def test_the_host_outlives_engines() -> None:
+    for seed in SEEDS:
+        assert converse(seed, memory=FakeHostMemory(), host=(60, 9)[seed % 2], reaches=KINDS[seed % 4]).stored > 0
+
+
+def test_a_successor_finds_what_was_computed() -> None:
+    """All but what the last two plans have filled, though nothing has left the device."""
+    memory, prompt = FakeHostMemory(), list(range(60))
+    stage = Stage(memory=memory)
+    stage.answer(prompt, 8)
+    successor = Stage(memory=memory)
+    number = successor.begin([*prompt, 7], 1)
+    successor.run()
+    assert successor.got[number] == successor.alone([*prompt, 7], 1)
+    assert successor.cached[number] == successor.tier.stats.hit_tokens >= 48
+
+
+def test_an_index_of_another_model_is_forgotten() -> None:
+    memory = FakeHostMemory()
+    Stage(memory=memory).answer(range(60), 8)
+    assert HostIndex(memoryview(memory.index), bytes(range(32))).entries()
+    assert not HostIndex(memoryview(memory.index), bytes(32)).entries()
+    assert not HostIndex(memoryview(memory.index), bytes(range(32))).entries()
+
+
+def test_an_entry_that_was_half_written_is_left_out() -> None:
+    memory = FakeHostMemory()
+    Stage(memory=memory).answer(range(60), 8)
+    entries = HostIndex(memoryview(memory.index), bytes(range(32))).entries()
+    at = memory.index.index(entries[0][1][1])
+    memory.index[at] ^= 1
+    assert HostIndex(memoryview(memory.index), bytes(range(32))).entries() == entries[1:]
+
+
+# --- planted bugs -----------------------------------------------------------------------------------------------------
+
+
+def test_no_bug_is_found_where_none_is_planted() -> None:
+    assert not found()
+
+
+def test_a_lost_write_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The last block that a plan should copy to the host is not copied."""
+    end_step = HostTier.end_step
+    monkeypatch.setattr(HostTier, "end_step", lambda tier: (lambda moves: (moves[0][:-1], moves[1]))(end_step(tier)))
+    assert found()
+
+
+def test_a_block_of_another_key_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two blocks that are loaded change places."""
+    end_step = HostTier.end_step
+
+    def crossed(tier: HostTier) -> Any:
+        stores, loads = end_step(tier)
+        if len(loads) > 1:
+            (a, first), (b, second) = loads[:2]
+            loads[:2] = [(b, first), (a, second)]
+        return stores, loads
+
+    monkeypatch.setattr(HostTier, "end_step", crossed)
+    assert found()
+
+
+def test_a_stale_block_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Host blocks are found under the key of what they held before."""
+    allocate = HostPool.allocate
+
+    def keep_keys(host: HostPool, count: int) -> list[int]:
+        keys = dict(host._block_of)
+        blocks = allocate(host, count)
+        host._block_of = keys | host._block_of
+        return blocks
+
+    monkeypatch.setattr(HostPool, "allocate", keep_keys)
+    monkeypatch.setattr(HostPool, "cache_block", lambda host, block, key: _enter(host, block, key))
+    assert found()
+
+
+def _enter(host: HostPool, block: int, key: Any) -> None:
+    host._block_of[key], host._key_of[block] = block, key
+
+
+def test_a_block_that_is_overwritten_before_it_is_read_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A plan's host blocks are not held until it is made."""
+
+    def load(tier: HostTier, hosts: Sequence[int]) -> list[int]:
+        keys = [tier.host.key_of(host) for host in hosts]
+        blocks = tier._pool.allocate(len(hosts)) or []
+        for host, block, key in zip(hosts, blocks, keys, strict=True):
+            tier._pool.cache_block(block, key)
+            tier._loads.append((host, block))
+        return blocks
+
+    monkeypatch.setattr(HostTier, "load", load)
+    assert found()
+
+
+def test_a_swapped_block_that_is_let_go_too_early_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Others of the same plan get it before it is read."""
+    monkeypatch.setattr(HostTier, "unpin", lambda tier, hosts: tier.host.free(hosts))
+    assert found(range(60), host=14, reaches=(FULL,))
+
+
+def test_a_match_that_is_a_block_too_long_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Blocks of the tier are taken for one place further on."""
+    load = HostTier.load
+
+    def shifted(tier: HostTier, hosts: Sequence[int]) -> list[int]:
+        blocks = load(tier, hosts)
+        return [*blocks[1:], *blocks[:1]]
+
+    monkeypatch.setattr(HostTier, "load", shifted)
+    assert found()
+
+
+def test_a_match_holds_blocks_of_both(monkeypatch: pytest.MonkeyPatch) -> None:
+    match = PrefixMatch(12, [[3, ~0, 5]], [])
+    assert (match.held_blocks, match.host_blocks) == ([3, 5], [0])
+
+
+def test_a_block_that_is_entered_before_it_is_whole_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An engine dies between."""
+
+    def at_once(tier: HostTier, stores: Sequence[tuple[int, int]]) -> None:
+        for _, host in stores:
+            key = tier.host.key_of(host)
+            if key is not None and tier.host.index is not None:
+                tier.host.index.enter(host, key)
+
+    monkeypatch.setattr(HostTier, "planned", at_once)
+    monkeypatch.setattr(HostTier, "computed", lambda tier: None)
+    assert found(range(60), memory=FakeHostMemory())
+
+
+def test_an_entry_that_stays_when_its_block_is_overwritten_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(HostIndex, "forget", lambda index, blocks: None)
+    assert found(range(60), memory=FakeHostMemory(), host=9)
+
+
+def test_a_block_that_is_copied_before_it_is_filled_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    """By the plan that fills it."""
+
+    def too_early(tier: HostTier) -> None:
+        tier._whole, tier._filled = tier._filled, []
+        for block, key in tier._whole:
+            if tier._pool.key_of(block) == key:
+                tier._copy(block, key)
+
+    monkeypatch.setattr(HostTier, "_store_whole", too_early)
+    assert found(range(60), memory=FakeHostMemory())
