@@ -177,7 +177,17 @@ def new_scene(request: pytest.FixtureRequest, device: str) -> SceneOf:
     return partial(Scene, BACKENDS[request.param], "cpu" if request.param == "cpu" else device)
 
 
-@pytest.mark.parametrize("block_size", [8, 16, 32, 128])
+@pytest.mark.parametrize(
+    ("new_scene", "block_size"),
+    [
+        *(("cpu", size) for size in (8, 16, 32, 128)),
+        ("triton", 8),
+        ("triton", 32),
+        ("triton", 128),
+        ("triton, long", 16),
+    ],
+    indirect=["new_scene"],
+)
 def test_rows_of_all_lengths(new_scene: SceneOf, block_size: int) -> None:
     scene = new_scene(block_size, 4)
     scene.step({2: 5})
@@ -206,28 +216,47 @@ def test_lengths_may_all_be_equal(new_scene: SceneOf) -> None:
     scene.step({0: 1, 1: 1, 2: 1})
 
 
-@pytest.mark.parametrize(("block_size", "window"), [(8, 1), (8, 16), (16, 21)])
+@pytest.mark.parametrize(
+    ("new_scene", "block_size", "window"),
+    [
+        *(each for backend in ("cpu", "triton") for each in ((backend, 8, 1), (backend, 8, 16), (backend, 16, 21))),
+        ("triton, long", 16, 21),
+    ],
+    indirect=["new_scene"],
+)
 def test_windows_see_their_last_tokens_and_no_block_before_them(
     new_scene: SceneOf, block_size: int, window: int
 ) -> None:
     """Blocks that nobody sees any more become NaN, as if others had written them, and tables go on naming them."""
     scene = new_scene(block_size, 3, groups=(0, 1), windows=(window, None))
-    for moves in ({0: 30, 1: 3}, {0: 1, 1: 1}, {2: 64, 0: 20, 1: 1}, {0: 1, 1: 9, 2: 1}, *[{0: 1}] * 5):
+    for moves in ({0: 30, 1: 3}, {0: 1, 1: 1}, {2: 40, 0: 23, 1: 1}, {0: 1, 1: 9, 2: 1}, {0: 1}, {0: 1}):
         for sequence in moves:
             left = max(0, scene.length(sequence) - window + 1) // block_size
             scene.kv[:, 0, scene.tables[0][sequence, :left]] = float("nan")
         scene.step(moves)
 
 
-@pytest.mark.parametrize("chunk", [8, 20])
+@pytest.mark.parametrize(
+    ("new_scene", "chunk"),
+    [("cpu", 8), ("cpu", 20), ("triton", 8), ("triton", 20), ("triton, long", 8)],
+    indirect=["new_scene"],
+)
 def test_chunks_and_sinks_beside_layers_that_see_everything(new_scene: SceneOf, chunk: int) -> None:
     """Blocks of earlier chunks become NaN, as if others had written them, and tables go on naming them."""
     sinks = torch.linspace(-3, 3, HEADS)
     scene = new_scene(8, 3, groups=(0, 1), windows=(Mask(chunk=chunk), None), sinks=sinks)
-    for moves in ({0: 30, 1: 3}, {0: 1, 1: 1}, {2: 64, 0: 20, 1: 1}, {0: 1, 1: 9, 2: 1}, *[{0: 1}] * 5):
+    for moves in ({0: 30, 1: 3}, {0: 1, 1: 1}, {2: 40, 0: 23, 1: 1}, {0: 1, 1: 9, 2: 1}, {0: 1}, {0: 1}):
         for sequence in moves:
             left = scene.length(sequence) // chunk * chunk // 8
             scene.kv[:, 0, scene.tables[0][sequence, :left]] = float("nan")
+        scene.step(moves)
+
+
+@pytest.mark.parametrize("window", [None, 9])
+def test_encoders_see_both_sides_of_whole_rows(new_scene: SceneOf, window: int | None) -> None:
+    """Rows of one token are among them, and layers of another group have other windows."""
+    for moves in ({0: 30, 1: 1, 2: 64}, {2: 1, 0: 1}, {1: 17}):
+        scene = new_scene(8, 3, groups=(0, 1), windows=(Mask(window, two_sided=True), Mask(two_sided=True)))
         scene.step(moves)
 
 
@@ -240,17 +269,28 @@ def test_rows_of_the_dummy_slot_stand_behind(new_scene: SceneOf) -> None:
 
 
 @pytest.mark.filterwarnings("ignore:invalid value:RuntimeWarning")  # of what pads, and goes nowhere
-@pytest.mark.parametrize(("windows", "decode_rows"), [((None, None), 3), ((9, None), 3), ((None, 9), 0)])
+@pytest.mark.parametrize(
+    ("new_scene", "windows", "decode_rows"),
+    [
+        *(
+            (backend, *case)
+            for backend in ("cpu", "triton")
+            for case in (((None, None), 3), ((9, None), 3), ((None, 9), 0))
+        ),
+        ("triton, long", (None, None), 3),
+    ],
+    indirect=["new_scene"],
+)
 def test_with_limits_metadata_is_equally_long_whatever_the_rows(
     new_scene: SceneOf, windows: tuple[int | None, ...], decode_rows: int
 ) -> None:
     """Also where all tokens are the step's own, and where one of the dummy's is left. Without room for rows of one
     token they are served in another way."""
     scene, shapes = new_scene(8, 3, groups=(0, 1), windows=windows), set()
-    for moves in ({0: 30}, {1: 20, 0: 1}, {0: 1, 2: 16, 1: 14}, {0: 28, 1: 2}, {2: 1, 1: 1, 0: 29}):
-        rest = 31 - sum(moves.values())
+    for moves in ({0: 14}, {1: 10, 0: 1}, {0: 1, 2: 8, 1: 6}, {0: 12, 1: 2}, {2: 1, 1: 1, 0: 13}):
+        rest = 15 - sum(moves.values())
         dummies = (rest, *[0] * (5 - len(moves) - 1))
-        shapes.add(scene.step(moves, dummies, limits=PaddedLimits(31, 5, decode_rows)))
+        shapes.add(scene.step(moves, dummies, limits=PaddedLimits(15, 5, decode_rows)))
     assert len(shapes) == 1
 
 
@@ -355,7 +395,7 @@ def test_queries_and_keys_are_normed_then_turned(backend: str, turned: int, devi
     torch.testing.assert_close(out.cpu().double(), expected, rtol=1e-5, atol=1e-5)
 
 
-@pytest.mark.parametrize(("heads", "kv_heads", "d"), [(34, 2, 64), (8, 8, 320), (6, 4, 64)])
+@pytest.mark.parametrize(("heads", "kv_heads", "d"), [(34, 2, 64), (8, 8, 640), (6, 4, 64)])
 def test_a_gpu_refuses_shapes_that_it_does_not_serve(heads: int, kv_heads: int, d: int) -> None:
     from quire.compute.attention.triton import TritonAttention
     from quire.errors import ConfigError

@@ -7,7 +7,7 @@ from torch import Tensor
 
 from quire.compute.collectives import cards
 from quire.compute.collectives.cards import Cards, Rehearsed
-from quire.compute.collectives.rank_memory import LIMITS, NormWay, RankMemory, Way, limits_of, way_of
+from quire.compute.collectives.custom_all_reduce import LIMITS, NormWay, RankMemory, Way, limits_of, way_of
 from quire.compute.kernels.triton.ranks import window
 from quire.compute.mesh import Mesh
 

@@ -10,8 +10,8 @@ import torch
 
 from quire.compute.collectives import card_stage_links, cards
 from quire.compute.collectives.card_stage_links import CardStageLinks, StreamSize
+from quire.compute.collectives.cuda_ipc import PeerMemoryError
 from quire.compute.collectives.nccl import ID_BYTES
-from quire.compute.collectives.peer_memory import PeerMemoryError
 from quire.compute.mesh import Mesh
 from quire.errors import ConfigError
 from quire.runtime.executor.multi_rank_executor import exchanges_of

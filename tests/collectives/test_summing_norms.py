@@ -6,9 +6,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from quire.compute.collectives import rank_memory
+from quire.compute.collectives import custom_all_reduce
 from quire.compute.collectives.collectives import norms_of
-from quire.compute.collectives.rank_memory import NormWay, SummingNorms
+from quire.compute.collectives.custom_all_reduce import NormWay, SummingNorms
 
 EPS = 1e-5
 X, WEIGHT, DELTA = torch.randn(3, 3, 8, generator=torch.Generator().manual_seed(0)).unbind()
@@ -38,7 +38,7 @@ class Memory:
 
 @pytest.mark.parametrize("way", ["push", "pull", "separate"])
 def test_the_sum_is_added_and_normed_in_every_way(way: NormWay, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(rank_memory, "norms_of", lambda device: norms_of("cpu"))
+    monkeypatch.setattr(custom_all_reduce, "norms_of", lambda device: norms_of("cpu"))
     memory, weight = Memory(way), WEIGHT[0].contiguous()
     norms = SummingNorms(memory, lambda x: x.mul_(3)).norms
     x, expected_x, out, expected = X.clone(), X.clone(), torch.empty_like(X), torch.empty_like(X)

@@ -106,10 +106,14 @@ def attention(
     cap: float | None = None,
     window: int | None = None,
     chunk: int | None = None,
+    two_sided: bool = False,
     sinks: Tensor | None = None,
     slopes: Tensor | None = None,
 ) -> Tensor:
-    """Lower-right causal attention, one head at a time, in float64: q [n, heads, d], k and v [length, kv_heads, d]."""
+    """Attention, one head at a time, in float64: q [n, heads, d], k and v [length, kv_heads, d].
+
+    It is lower-right causal, or two-sided.
+    """
     (n, heads, d), (length, kv_heads, _) = q.shape, k.shape
     out = torch.empty(n, heads, d, dtype=torch.float64)
     for head in range(heads):
@@ -118,6 +122,8 @@ def attention(
             seen = length - n + i + 1
             first = 0 if window is None else max(0, seen - window)
             first = first if chunk is None else (seen - 1) // chunk * chunk
+            if two_sided:
+                seen = length if window is None else min(length, seen - 1 + window)
             scores = k[first:seen, own].double() @ q[i, head].double() * (scale or d**-0.5)
             scores -= 0 if slopes is None else slopes[head].double() * torch.arange(len(scores)).flip(0)
             weights = (scores if cap is None else cap * (scores / cap).tanh()).exp()
@@ -201,6 +207,24 @@ def test_experts_are_their_mlps_summed_by_weight(tokens: int) -> None:
     near(out, expected)
     kernel("experts", "cpu")(x, *map(kernel("pack_experts", "cpu"), (gate_up, down)), numbers, weights, out)
     near(out, expected)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("mask", [Mask(two_sided=True), Mask(5, two_sided=True), Mask(40, two_sided=True)], ids=str)
+@pytest.mark.parametrize("cap", [None, 1.5])
+@pytest.mark.parametrize("sinks", [False, True])
+def test_two_sided_attention_of_whole_rows(dtype: torch.dtype, mask: Mask, cap: float | None, sinks: bool) -> None:
+    counts = torch.tensor([1, 19, 7, 24])
+    keys, values = normal(16, 8, 2, 16, dtype=dtype), normal(16, 8, 2, 16, dtype=dtype, seed=1)
+    q = normal(51, 6, 16, dtype=dtype, seed=2)
+    table = (torch.randperm(15, generator=torch.Generator().manual_seed(3)) + 1)[:12].view(4, 3)
+    slots, out = torch.tensor([2, 0, 3, 1]), torch.full_like(q, float("nan"))
+    own_sinks = torch.linspace(-3, 3, 6) if sinks else None
+    rows = PagedRows(table, slots, torch.zeros_like(counts), counts)
+    paged_attention(q, PagedKV(keys, values), rows, mask, Scores(0.4, cap, own_sinks), out)
+    for row, (first, end) in enumerate(pairwise([0, *counts.cumsum(0).tolist()])):
+        k, v = (x[table[slots[row]]].flatten(0, 1)[: end - first] for x in (keys, values))
+        near(out[first:end], attention(q[first:end], k, v, 0.4, cap, *mask, own_sinks))
 
 
 @pytest.mark.parametrize("dtype", DTYPES)

@@ -103,8 +103,34 @@ class AttentionBackend(Protocol):
 
         Args:
             layer: The layer to compute.
-            qkv: [tokens, heads + 2 · kv_heads, head_dim], as projected: queries, keys, values.
+            qkv: [tokens, heads + 2 · kv_heads, head_dim], as projected: queries, keys, values. Of latents, which are
+                keys and values at once, [tokens, heads + 1, d].
             norm_rope: The norm and rotation of queries and keys.
-            out: [tokens, heads, head_dim].
+            out: [tokens, heads, head_dim]. Of latents, the part that is rotated is undefined.
         """
         ...
+
+
+class OtherAttention:
+    """An AttentionBackend whose attention another one computes; subclasses add what a step keeps besides.
+
+    Args:
+        attention: The other one.
+    """
+
+    def __init__(self, attention: AttentionBackend) -> None:
+        self._attention = attention
+
+    def build_metadata(
+        self, counts: IntArray, bounds: IntArray, limits: PaddedLimits | None = None
+    ) -> AttentionMetadata:
+        """Build the other backend's metadata."""
+        return self._attention.build_metadata(counts, bounds, limits)
+
+    def prepare(self, rows: StepRows) -> None:
+        """Compute once what the layers of a step share."""
+        self._attention.prepare(rows)
+
+    def run(self, layer: AttentionLayer, qkv: Tensor, norm_rope: QKNormRope, out: Tensor) -> None:
+        """Attend to cached tokens, as the other backend does."""
+        self._attention.run(layer, qkv, norm_rope, out)

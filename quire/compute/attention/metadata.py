@@ -42,15 +42,19 @@ class DensePrefillMetadata(NamedTuple):
 
 
 class AttentionMetadata(NamedTuple):
-    """The metadata of a step. Without any part, every row is a decode row, and row n has token n."""
+    """The metadata of a step. Without any part, every row is a decode row, and row n has token n.
+
+    If layers differ in shape, they are those of the first shape, and `others` has those of each other one.
+    """
 
     decode: DecodeRows | None = None
     prefill: PrefillMetadata | None = None
     dense_prefill: DensePrefillMetadata | None = None
+    others: tuple[AttentionMetadata, ...] = ()
 
     def copied(self, copy: Callable[[Tensor], Tensor]) -> AttentionMetadata:
         """Copy each column, for example to a device."""
-        decode, prefill, dense = self
+        decode, prefill, dense, others = self
         if decode is not None:
             decode = DecodeRows(*map(copy, decode))
         if prefill is not None:
@@ -58,4 +62,4 @@ class AttentionMetadata(NamedTuple):
             prefill = PrefillMetadata(QueryTiles(*map(copy, prefill.tiles)), splits, prefill.dense_tiles)
         if dense is not None:
             dense = DensePrefillMetadata(DenseTiles(*map(copy, dense.tiles)), GatherChunks(*map(copy, dense.chunks)))
-        return AttentionMetadata(decode, prefill, dense)
+        return AttentionMetadata(decode, prefill, dense, tuple(other.copied(copy) for other in others))

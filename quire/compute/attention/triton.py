@@ -47,7 +47,7 @@ from quire.compute.kernels.triton.attention.decode_split_kv import (
 from quire.compute.kernels.triton.attention.prefill import queries_of_tile, tile_shape
 from quire.errors import ConfigError
 
-_MAX_HEAD_DIM, _MAX_GROUP = 256, 16
+_MAX_HEAD_DIM, _MAX_GROUP = 512, 16
 
 
 @dataclass(frozen=True)

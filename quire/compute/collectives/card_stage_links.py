@@ -12,8 +12,8 @@ import torch
 from torch import Tensor
 
 from quire.compute.collectives.cards import Exchange
+from quire.compute.collectives.cuda_ipc import MappedMemory, OwnMemory, PeerMemoryError
 from quire.compute.collectives.delta import StageLinks, Stream
-from quire.compute.collectives.peer_memory import MappedMemory, OwnMemory, PeerMemoryError
 from quire.compute.mesh import Mesh
 from quire.errors import ConfigError
 

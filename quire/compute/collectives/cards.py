@@ -12,9 +12,9 @@ import torch
 from torch import Tensor
 
 from quire.compute.collectives.collectives import Norms
+from quire.compute.collectives.cuda_ipc import MappedMemory, OwnMemory, PeerMemoryError
+from quire.compute.collectives.custom_all_reduce import RankMemory, SummingNorms, way_of
 from quire.compute.collectives.nccl import ID_BYTES, Nccl, new_id
-from quire.compute.collectives.peer_memory import MappedMemory, OwnMemory, PeerMemoryError
-from quire.compute.collectives.rank_memory import RankMemory, SummingNorms, way_of
 from quire.compute.mesh import Mesh
 
 Exchange = Callable[[bytes], Sequence[bytes]]

@@ -33,6 +33,30 @@ _GEMMA = {
 }
 
 
+_BERT = {
+    "attn_q": "attention.self.query",
+    "attn_k": "attention.self.key",
+    "attn_v": "attention.self.value",
+    "attn_output": "attention.output.dense",
+    "attn_output_norm": "attention.output.LayerNorm",
+    "ffn_up": "intermediate.dense",
+    "ffn_down": "output.dense",
+    "layer_output_norm": "output.LayerNorm",
+}
+_OUTSIDE = {
+    "token_embd.weight": "model.embed_tokens.weight",
+    "output_norm.weight": "model.norm.weight",
+    "output.weight": "lm_head.weight",
+}
+_OUTSIDE_BERT = {
+    "token_embd.weight": "embeddings.word_embeddings.weight",
+    "position_embd.weight": "embeddings.position_embeddings.weight",
+    "token_types.weight": "embeddings.token_type_embeddings.weight",
+    "token_embd_norm.weight": "embeddings.LayerNorm.weight",
+    "token_embd_norm.bias": "embeddings.LayerNorm.bias",
+}
+
+
 @dataclass(frozen=True)
 class Architecture:
     """One value of `general.architecture`.
@@ -44,6 +68,8 @@ class Architecture:
         norms_less: What is subtracted from the weights of norms.
         experts: A checkpoint's name of a layer's experts; empty: the model has none.
         expert_names: A checkpoint's names of an expert's projections, by the file's names.
+        layer: What the names of a layer's parts begin with, before its number.
+        outside: A checkpoint's names of tensors outside layers, by the file's names.
     """
 
     name: str
@@ -52,6 +78,8 @@ class Architecture:
     norms_less: float = 0.0
     experts: str = ""
     expert_names: Mapping[str, str] = field(default_factory=dict)
+    layer: str = "model.layers"
+    outside: Mapping[str, str] = field(default_factory=lambda: _OUTSIDE)
 
 
 _MIXTRAL = Architecture(
@@ -75,6 +103,7 @@ ARCHITECTURES: dict[str, Architecture] = {
     "gemma2": Architecture("Gemma2ForCausalLM", _GEMMA, norms_less=1.0),
     "gemma3": Architecture("Gemma3ForCausalLM", _GEMMA, norms_less=1.0),
     "phi3": Architecture("Phi3ForCausalLM", {**_USUAL, "attn_qkv": "self_attn.qkv_proj", "ffn_up": "mlp.gate_up_proj"}),
+    "bert": Architecture("BertModel", _BERT, layer="encoder.layer", outside=_OUTSIDE_BERT),
 }
 
 
@@ -116,11 +145,6 @@ def one_for_all(key: str, value: Any) -> Any:
 _IN_LAYER = re.compile(r"^blk\.(\d+)\.(.+)\.(weight|bias)$")
 _OF_EXPERTS = re.compile(r"^ffn_(gate|up|down)_exps$")
 _OF_ONE_EXPERT = re.compile(r"^ffn_(gate|up|down)\.(\d+)$")
-_OUTSIDE = {
-    "token_embd.weight": "model.embed_tokens.weight",
-    "output_norm.weight": "model.norm.weight",
-    "output.weight": "lm_head.weight",
-}
 _READ_FOR_CONFIG = ("rope_freqs.weight", "rope_factors_long.weight", "rope_factors_short.weight")
 """Tensors that model_config.py reads; some tools write the first one for each layer."""
 
@@ -157,9 +181,9 @@ def _sources(model: GgufModel, architecture: Architecture) -> Iterator[tuple[str
         found = _IN_LAYER.match(name)
         if found is None:
             less = architecture.norms_less if name.endswith("norm.weight") else 0.0
-            yield _OUTSIDE.get(name, name), WeightSource(tensor, tensor.shape, less=less)
+            yield architecture.outside.get(name, name), WeightSource(tensor, tensor.shape, less=less)
             continue
-        layer, part, kind = f"model.layers.{found[1]}", found[2], found[3]
+        layer, part, kind = f"{architecture.layer}.{found[1]}", found[2], found[3]
         if (stack := _OF_EXPERTS.match(part)) and architecture.experts and len(tensor.shape) == 3:
             yield from _experts(f"{layer}.{architecture.experts}", architecture.expert_names[stack[1]], tensor)
         elif (one := _OF_ONE_EXPERT.match(part)) and architecture.experts:

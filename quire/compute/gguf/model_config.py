@@ -65,6 +65,9 @@ def model_config(model: GgufModel) -> dict[str, Any]:
         "quantization_config": {"quant_method": "gguf", "types": types, **_sizes(model, tied)},
     }
     extras = _EXTRAS[kind](own, config) if kind in _EXTRAS else {}
+    if kind == "bert":
+        types_of_tokens = model.tensors.get("token_types.weight")
+        config["type_vocab_size"] = 0 if types_of_tokens is None else types_of_tokens.rows
     config |= _rope(model, own) | extras | _experts(own)
     config |= {key: metadata.get(f"tokenizer.ggml.{key}") for key in ("bos_token_id", "eos_token_id")}
     return {key: value for key, value in config.items() if value is not None}
@@ -221,10 +224,15 @@ def _phi3(own: Keys, config: Keys) -> dict[str, Any]:
     }
 
 
+def _bert(own: Keys, config: Keys) -> dict[str, Any]:
+    return {"layer_norm_eps": own.get("attention.layer_norm_epsilon"), "hidden_act": "gelu"}
+
+
 _EXTRAS: dict[str, Callable[[Keys, Keys], dict[str, Any]]] = {
     "gemma2": partial(_gemma, layers_of_27b=_LAYERS_OF_27B["gemma2"]),
     "gemma3": _gemma3,
     "phi3": _phi3,
+    "bert": _bert,
 }
 
 

@@ -15,6 +15,7 @@ import shutil
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from quire.compute.gguf.header import GgufModel, GgufTensor, read_header
 from quire.compute.gguf.model_config import model_config
@@ -24,6 +25,8 @@ from quire.foundation.config import environment
 
 SUFFIX = ".gguf"
 _PART = re.compile(r"^(?P<stem>.+)-(?P<number>\d{5})-of-(?P<count>\d{5})\.gguf$")
+_POOLING: dict[object, str] = {1: "mean", 2: "cls", 3: "lasttoken"}
+"""Pooling modes by the format's numbers."""
 _log = logging.getLogger(__name__)
 
 
@@ -105,6 +108,7 @@ def directory_of(paths: Sequence[Path], tokenizer: bool) -> Path:
             written = Path(place) / "model"
             written.mkdir()
             for name, content in files.items():
+                (written / name).parent.mkdir(exist_ok=True)
                 (written / name).write_bytes(content)
             for path in paths:
                 (written / path.name).symlink_to(path.resolve())  # a hub's cache has links with better names
@@ -125,6 +129,7 @@ def _contents(paths: Sequence[Path], tokenizer: bool) -> dict[str, bytes]:
     files = {
         "config.json": _dumped(config),
         "generation_config.json": _dumped({"eos_token_id": config["eos_token_id"]}),
+        **_pooling_files(model, config),
     }
     try:
         return files | tokenizer_files(model.metadata)
@@ -132,6 +137,24 @@ def _contents(paths: Sequence[Path], tokenizer: bool) -> dict[str, bytes]:
         if tokenizer:
             raise
         return files
+
+
+def _pooling_files(model: GgufModel, config: dict[str, Any]) -> dict[str, bytes]:
+    """Return sentence-transformers' files of an embedding model; none if the file does not say how states are pooled.
+
+    Embeddings are normalised, as llama.cpp does it; the file does not say so.
+    """
+    mode = _POOLING.get(model.metadata.get(f"{model.metadata.get('general.architecture')}.pooling_type"))
+    if mode is None:
+        return {}
+    kinds = ("Transformer", "Pooling", "Normalize")
+    paths = ("", "1_Pooling", "2_Normalize")
+    modules = [
+        {"idx": number, "name": str(number), "path": path, "type": f"sentence_transformers.models.{kind}"}
+        for number, (kind, path) in enumerate(zip(kinds, paths, strict=True))
+    ]
+    pooling = {"pooling_mode": mode, "embedding_dimension": config.get("hidden_size")}
+    return {"modules.json": json.dumps(modules).encode(), "1_Pooling/config.json": _dumped(pooling)}
 
 
 def _identity(paths: Sequence[Path], tokenizer: bool) -> str:

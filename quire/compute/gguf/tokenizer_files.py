@@ -2,7 +2,7 @@
 library.
 
 Byte-pair encodings over bytes (`gpt2`) become a tokenizer.json. Sentencepiece's (`llama`) become a tokenizer.model,
-whose protobuf fields text/spm_model.py reads.
+whose protobuf fields text/spm_model.py reads. BERT's word pieces (`bert`) become a vocab.txt.
 """
 
 from __future__ import annotations
@@ -25,6 +25,14 @@ _ADVICE = "give --tokenizer the directory or hub id of the model's own tokenizer
 _NOT_STRIPPING = ("<unk>", "<s>", "<|endoftext|>")
 """Control tokens of Phi-3 that do not strip the white space after them."""
 _MARKS = {"bos": "bos_token", "eos": "eos_token", "unknown": "unk_token", "padding": "pad_token"}
+_BERT_MARKS = {
+    "unknown": "unk_token",
+    "cls": "cls_token",
+    "seperator": "sep_token",  # as the format spells it
+    "padding": "pad_token",
+    "mask": "mask_token",
+}
+_BEGIN = "\u2581"
 _VARINT, _BYTES, _FLOAT = 0, 2, 5
 """Protobuf's wire types."""
 # Tokens that are known by their text to control a model, whatever their type in the file: converters often wrote tokens
@@ -79,10 +87,30 @@ def tokenizer_files(metadata: Mapping[str, Any]) -> dict[str, bytes]:
         files = {"tokenizer.model": b"".join(_sentencepiece(vocabulary, metadata))}
         adds_bos = True
         settings = _stripping(metadata, vocabulary)
+    elif kind == "bert":
+        return _word_pieces(vocabulary, metadata)
     else:
-        raise _refused(f"is {kind!r}, which is not supported: served are gpt2 and llama", "model")
+        raise _refused(f"is {kind!r}, which is not supported: served are gpt2, llama and bert", "model")
     settings |= _settings(metadata, vocabulary, adds_bos)
     return files | {"tokenizer_config.json": _dumped(settings)}
+
+
+def _word_pieces(vocabulary: Vocabulary, metadata: Mapping[str, Any]) -> dict[str, bytes]:
+    """Return vocab.txt: converters give a word's first piece a mark of its own, and take the mark of the others off."""
+    pieces = [
+        token if kind == CONTROL else token[1:] if token.startswith(_BEGIN) else f"##{token}"
+        for token, kind in zip(vocabulary.tokens, vocabulary.types, strict=True)
+    ]
+    settings: dict[str, Any] = {"tokenizer_class": "BertTokenizer"}
+    for theirs, ours in _BERT_MARKS.items():
+        number = metadata.get(f"{_PREFIX}{theirs}_token_id")
+        if isinstance(number, int) and 0 <= number < len(pieces):
+            settings[ours] = pieces[number]
+    text = "".join(f"{piece}\n" for piece in pieces)
+    return {
+        "vocab.txt": text.encode("utf-8", errors="replace"),
+        "tokenizer_config.json": _dumped(settings),
+    }
 
 
 def end_ids(metadata: Mapping[str, Any]) -> list[int]:

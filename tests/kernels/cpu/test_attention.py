@@ -45,10 +45,11 @@ class Case:
     chunk: int | None = None
     sinks: bool = False
     slopes: bool = False
+    two_sided: bool = False
 
     @property
     def mask(self) -> Mask:
-        return Mask(self.window, self.chunk)
+        return Mask(self.window, self.chunk, self.two_sided)
 
     @property
     def scores(self) -> Scores:
@@ -58,6 +59,7 @@ class Case:
         return Scores(self.d**-0.5, self.cap, sinks, slopes)
 
 
+WHOLE = ((0, 1), (0, 130), (0, 64), (0, 3), (0, 200), (0, 65))
 MIXED = ((0, 1), (63, 1), (64, 1), (200, 1), (0, 130), (17, 40), (5, 0), (90, 2))
 CASES = [
     Case(8, 8, 64, 16, MIXED),
@@ -80,6 +82,10 @@ CASES = [
     Case(8, 8, 64, 16, MIXED, slopes=True),
     Case(6, 2, 80, 16, MIXED, window=50, slopes=True),
     Case(4, 1, 64, 16, ((4999, 1), (3000, 70)), chunk=1024),
+    Case(12, 12, 32, 16, WHOLE, two_sided=True),
+    Case(6, 2, 80, 16, WHOLE, two_sided=True, window=50, cap=3.0),
+    Case(12, 12, 64, 16, ((0, 700), (0, 1)), two_sided=True, window=65),
+    Case(4, 4, 64, 32, WHOLE, two_sided=True, window=1, sinks=True),
 ]
 
 
@@ -96,7 +102,7 @@ def test_paged_attention(case: Case, dtype: torch.dtype) -> None:
     slots = torch.arange(len(case.rows)).flip(0)
     for slot, own, (before, count) in zip(slots.tolist(), order, case.rows, strict=True):
         table[slot, : len(own)] = own
-        first, _ = visible_range(case.mask, before, before + 1)
+        first, _ = visible_range(case.mask, before, before + 1, before + count)
         position = torch.arange(first, before + count)
         where = own[position // case.block_size], position % case.block_size
         keys[where] = normal(len(position), case.kv_heads, case.d, seed=slot).to(dtype)
@@ -162,6 +168,9 @@ FORMS = {
     "layer norm": NormRopeForm(centered=True),
     "clipped": NormRopeForm(clip=0.7),
     "all": NormRopeForm(interleaved=True, centered=True, norm_last=True, clip=1.5),
+    "normed values": NormRopeForm(values="normed"),
+    "values of keys": NormRopeForm(values="keys", clip=1.5),
+    "queries alone": NormRopeForm(stores=False),
 }
 
 
@@ -174,15 +183,17 @@ def test_forms_of_norm_and_rotation(
 ) -> None:
     """With a bias, mean squares of all heads and factors of queries, where the form has them; tokens lie apart."""
     heads, kv_heads, tokens = 4, 2, 9
-    qkv = normal(tokens, heads + 2 * kv_heads + 1, d, seed=0).to(dtype)[:, : heads + 2 * kv_heads]
+    own = FORMS[form]
+    projected = heads + kv_heads * (0 if not own.stores else 1 if own.values == "keys" else 2)
+    qkv = normal(tokens, heads + 2 * kv_heads + 1, d, seed=0).to(dtype)[:, :projected]
     angle = normal(tokens, rotated // 2, seed=1) * 3
     cos, sin = (angle.cos().to(dtype), angle.sin().to(dtype)) if rotated else (None, None)
     norm, bias = (normal(heads + kv_heads, d, seed=seed).to(dtype) for seed in (2, 3))
     of_all = torch.empty(tokens, 2)
     reference.qk_mean_squares(qkv, heads, kv_heads, 2, of_all)
-    centered = FORMS[form].centered
+    by_head = own.centered or own.values != "projected"
     norm_rope = QKNormRope(
-        norm, 1e-5, cos, sin, None, FORMS[form], bias if centered else None, None if centered else of_all,
+        norm[:projected], 1e-5, cos, sin, None, own, bias if own.centered else None, None if by_head else of_all,
         normal(tokens, seed=4).abs() + 0.1,
     )  # fmt: skip
     places = torch.randperm(16, generator=torch.Generator().manual_seed(5))[:tokens]
@@ -194,10 +205,11 @@ def test_forms_of_norm_and_rotation(
     )
     qk_norm_rope_and_cache(qkv, norm_rope, CacheWrite(PagedKV(*found[:2], scales), places), found[2])
     reference.qk_norm_rope_and_cache(qkv, norm_rope, CacheWrite(PagedKV(*expected[:2], scales), places), expected[2])
-    for own, other in zip(found, expected, strict=True):
-        step = 1.0 if own.dtype == torch.int8 else 0.0  # where a number lies between two
+    assert own.stores == any(bool(each.any()) for each in found[:2])
+    for mine, other in zip(found, expected, strict=True):
+        step = 1.0 if mine.dtype == torch.int8 else 0.0  # where a number lies between two
         torch.testing.assert_close(
-            own.float(), other.float(), rtol=2 * TOLERANCE[dtype], atol=step + 4 * TOLERANCE[dtype]
+            mine.float(), other.float(), rtol=2 * TOLERANCE[dtype], atol=step + 4 * TOLERANCE[dtype]
         )
 
 

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import ctypes
+import io
 import logging
 import os
 import platform
+import re
 import stat
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 from collections.abc import Iterator
@@ -43,6 +46,7 @@ SANITIZED = ("linear", "norm", "attention", "sample", "step_inputs", "lora")
 COMPILING = "Compiling the CPU kernels"
 BUILD = """\
 import sys
+import tempfile
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -180,7 +184,7 @@ def test_several_processes_compile_once(tmp_path: Path, compiler: str, sources: 
 
     (said,) = {process.communicate()[0] for process in [start(), start(), start()]}
     path = Path(said.rstrip("\n"))
-    once = len(list(sources.glob("*.cpp"))) + 1
+    once = len(list(sources.glob("*.cpp"))) + 2  # with the precompiled header, and the linker
     assert len(calls.read_text().split()) == once
     assert [entry.suffix for entry in sorted(path.parent.iterdir())] == [".lock", ".so"], "nothing is left of the work"
     ctypes.CDLL(str(path))
@@ -197,17 +201,20 @@ def test_other_flags_are_another_library(tmp_path: Path, compiler: str) -> None:
     assert first != other
 
 
+@pytest.mark.usefixtures("sources")
 def test_an_old_compiler_gets_an_older_instruction_set(
     tmp_path: Path, compiler: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     if usable_instruction_sets(this_processor(), None) == ["avx2"]:
         pytest.skip("this processor has nothing newer")
     refuse = 'for a; do case $a in -mavx512*) echo "error: unrecognized $a" >&2; exit 1; esac; done'
-    monkeypatch.setenv("CXX", script(tmp_path / "cxx", f'{refuse}; exec {compiler} "$@" -O0'))
+    monkeypatch.setenv("CXX", script(tmp_path / "cxx", f'{refuse}; exec {compiler} "$@"'))
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    assert library() is not None
+    monkeypatch.setattr(library_module, "Library", lambda path, threads: path)  # it has none of the kernels
+    found = library()
     assert all(message.startswith(COMPILING) for message in caplog.messages)
     (path,) = (tmp_path / "quire" / "kernels").glob("*.so")
+    assert found == path
     assert "avx2" in path.name
 
 
@@ -233,10 +240,48 @@ def test_nothing_is_compiled_where_libraries_may_not_be_loaded(
     tmp_path: Path, compiler: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(os, "statvfs", lambda path: SimpleNamespace(f_flag=os.ST_NOEXEC))
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     counted = script(tmp_path / "cxx", f'echo x >> {tmp_path}/calls; exec {compiler} "$@"')
     with pytest.raises(BuildError, match=r"noexec.*XDG_CACHE_HOME"):
         build([counted], tmp_path / "cache", this_processor(), "avx2", FLAGS)
     assert not (tmp_path / "calls").exists()
+
+
+@pytest.mark.usefixtures("sources")
+def test_where_the_cache_cannot_be_written_the_library_is_among_temporary_files(
+    tmp_path: Path, compiler: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    (tmp_path / "file").touch()
+    cache = tmp_path / "file" / "cache"  # no directory can be made there, not even by root
+
+    def compiled() -> Path:
+        return build([compiler], cache, this_processor(), "avx2", FLAGS)
+
+    path = compiled()
+    assert path.parent == tmp_path / f"quire-kernels-{os.getuid()}"
+    assert stat.S_IMODE(path.parent.stat().st_mode) == 0o700
+    assert f"{cache} cannot be written: Not a directory. The CPU kernels are kept in {path.parent}" in caplog.text
+    caplog.clear()
+    assert compiled() == path
+    assert not caplog.messages
+    path.parent.chmod(0o777)  # somebody else may have put it there
+    with pytest.raises(BuildError, match="cannot be written"):
+        compiled()
+
+
+@pytest.mark.usefixtures("sources")
+def test_it_says_how_far_it_is(
+    tmp_path: Path, compiler: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(building, "PROGRESS_S", 0.0)
+    build([compiler], tmp_path, this_processor(), "avx2", FLAGS)
+    assert any(re.search(r"Compiling the CPU kernels: 1 of 2 files, \d+ s", message) for message in caplog.messages)
+    terminal = io.StringIO()
+    monkeypatch.setattr(terminal, "isatty", lambda: True)
+    monkeypatch.setattr(sys, "stderr", terminal)
+    build([compiler], tmp_path / "other", this_processor(), "avx2", FLAGS)
+    assert re.search(r"\r\033\[K.* 1 of 2 files.*\r\033\[K.* 2 of 2 files.*\r\033\[K$", terminal.getvalue())
 
 
 @pytest.mark.usefixtures("sources")

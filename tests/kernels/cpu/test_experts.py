@@ -106,30 +106,42 @@ def test_experts(dtype: torch.dtype, tokens: int, count: int, chosen: int, hidde
 
 
 @pytest.mark.parametrize("dtype", list(TOLERANCE))
-@pytest.mark.parametrize("activation", [SILU, Activation(limit=0.7), Activation("swigluoai", 1.702, 0.8)], ids=str)
+@pytest.mark.parametrize(
+    "activation",
+    [SILU, Activation(limit=0.7), Activation("swigluoai", 1.702, 0.8), Activation("gelu"), Activation("relu2")],
+    ids=str,
+)
 @pytest.mark.parametrize("width", [64, 33])
 @pytest.mark.parametrize("has_down", [True, False])
 def test_biases_and_activations(dtype: torch.dtype, activation: Activation, width: int, has_down: bool) -> None:
     """Each expert's outputs in fp64: limits bite, and biases are as large as products."""
     tokens, count, chosen, hidden = 21, 4, 2, 48
     x = normal(tokens, hidden, seed=0, dtype=dtype)
-    gate_up = normal(count, 2 * width, hidden, seed=1, dtype=dtype) / hidden**0.5
+    rows = activation.products * width
+    gate_up = normal(count, rows, hidden, seed=1, dtype=dtype) / hidden**0.5
     down = normal(count, hidden, width, seed=2, dtype=dtype) / width**0.5
-    of_gate_up, of_down = normal(count, 2 * width, seed=4, dtype=dtype), normal(count, hidden, seed=5, dtype=dtype)
+    of_gate_up, of_down = normal(count, rows, seed=4, dtype=dtype), normal(count, hidden, seed=5, dtype=dtype)
     weights, numbers = reference.route(normal(tokens, count, seed=3, dtype=dtype), Routing(chosen))
     found, again, expected = torch.empty_like(x), torch.empty_like(x), torch.zeros(tokens, hidden, dtype=torch.float64)
     for token in range(tokens):
         for weight, number in zip(weights[token].double(), numbers[token], strict=True):
-            gate, up = (gate_up[number].double() @ x[token].double() + of_gate_up[number].double()).chunk(2)
+            both = gate_up[number].double() @ x[token].double() + of_gate_up[number].double()
+            gate, up = both.chunk(2) if activation.products == 2 else (both, both.relu())
             limit = activation.limit or math.inf
             gate, up = gate.clamp(max=limit), up.clamp(-limit, limit) + (activation.kind == "swigluoai")
-            y = down[number].double() @ (gate * torch.sigmoid(activation.alpha * gate) * up)
+            gated = gate * torch.sigmoid(activation.alpha * gate)
+            if activation.kind == "gelu":
+                gated = torch.nn.functional.gelu(gate, approximate="tanh")
+            if activation.kind == "relu2":
+                gated = up
+            y = down[number].double() @ (gated * up)
             expected[token] += weight * (y + has_down * of_down[number].double())
     terms = {"activation": activation, "biases": ExpertBiases(of_gate_up, of_down if has_down else None)}
     experts(x, pack_experts(gate_up), pack_experts(down), numbers, weights, found, **terms)
     reference.experts(x, gate_up.unbind(), down.unbind(), numbers, weights, again, **terms)
+    within = TOLERANCE[dtype] * (2 if activation.kind == "relu2" else 1)  # a square doubles what an up is off by
     for own in (found, again):
-        torch.testing.assert_close(own.double(), expected, rtol=TOLERANCE[dtype], atol=TOLERANCE[dtype])
+        torch.testing.assert_close(own.double(), expected, rtol=within, atol=within)
 
 
 @pytest.mark.parametrize("dtype", list(TOLERANCE))

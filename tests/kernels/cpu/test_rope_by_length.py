@@ -5,7 +5,12 @@ from __future__ import annotations
 import pytest
 import torch
 
-from quire.compute.kernels.cpu.embedding import choose_frequencies, grow_frequencies, sequence_lengths
+from quire.compute.kernels.cpu.embedding import (
+    choose_frequencies,
+    grow_frequencies,
+    sequence_lengths,
+    shifted_positions,
+)
 from quire.compute.kernels.reference import rotary as reference
 
 pytestmark = pytest.mark.usefixtures("instructions")
@@ -38,3 +43,10 @@ def test_grow_frequencies(half: int) -> None:
     torch.testing.assert_close(found, expected, rtol=2e-6, atol=0)
     assert torch.equal(found[0], found[1])
     assert not torch.equal(found[1], found[3])
+
+
+def test_shifted_positions() -> None:
+    shifts, slots = torch.tensor([-5, 0, 2]), torch.tensor([0, 0, 1, 2])
+    positions, found = torch.tensor([9, 10, 0, 2]), torch.empty(4, dtype=torch.int64)
+    shifted_positions(shifts, slots, positions, found)
+    assert found.tolist() == [4, 5, 0, 4]

@@ -23,7 +23,8 @@ from triton.backends.compiler import GPUTarget
 from triton.runtime.jit import JITFunction
 
 from quire.compute.kernels.dispatch import KERNELS, kernel
-from quire.compute.kernels.triton.linear import linear
+from quire.compute.kernels.triton.experts import experts
+from quire.compute.kernels.triton.linear import grouped, linear
 from quire.tools.bench import kernel_cases
 from quire.tools.bench.kernels import all_cases
 
@@ -46,7 +47,9 @@ def main(arguments: list[str]) -> int:
     ops, in_fp16 = [each for each in arguments if each != "--float16"], "--float16" in arguments
     triton.runtime.driver.set_active(NoCard())
     JITFunction.__getitem__ = compile_only  # type: ignore[method-assign]
-    linear.is_sm_90 = lambda device: True  # type: ignore[assignment]
+    linear.is_sm_90 = grouped.is_sm_90 = lambda device: True  # type: ignore[assignment]
+    if not in_fp16:  # mxfp4 is packed for products in bf16 alone
+        experts.is_sm_90 = lambda device: True  # type: ignore[assignment]
     _pack_for_a_card()
     failed = False
     for case in all_cases(torch.device("cpu")):

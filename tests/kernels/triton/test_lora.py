@@ -217,7 +217,7 @@ def test_products_with_updates(tokens: int, gate: bool, device: str) -> None:
         return out
 
     expected = with_updates(reference, reference.linear_and_shrink)
-    for _ in range(20):  # the product does not wait for A x
+    for _ in range(20 if device == "cuda" else 1):  # on a card the product does not wait for A x
         found = with_updates(ours, linear_and_shrink)
         most = max(1.0, float(expected.float().abs().max()))
         assert (found.float() - expected.float()).abs().max() <= NEAR[dtype] * most

@@ -11,15 +11,19 @@ import os
 import platform
 import shlex
 import shutil
+import stat
 import subprocess
+import sys
 import tempfile
 import time
 from collections.abc import Iterable, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import dataclass
 from pathlib import Path
 
 SOURCES = Path(__file__).parent / "native"
+STANDARD_HEADERS = ("immintrin.h", "algorithm", "cmath", "cstdint", "cstring", "limits", "vector")
+"""Headers that nearly all sources include, read once for all: they take a third of a second of each compiler."""
 FLAGS = (
     "-std=c++17", "-O3", "-fPIC", "-pthread", "-mtune=native", "-fno-math-errno", "-fno-trapping-math",
     "-ffp-contract=fast", "-w",
@@ -33,6 +37,8 @@ INSTRUCTION_SETS: dict[str, frozenset[str]] = {
 }
 """The processor's features that each instruction set needs, the best first."""
 
+PROGRESS_S = 5.0
+"""Time between two lines of the log that say how far compiling is, in seconds."""
 _TIMEOUT_S = 300
 _DIGEST_SIZE = hashlib.sha256().digest_size
 _log = logging.getLogger(__name__)
@@ -40,6 +46,10 @@ _log = logging.getLogger(__name__)
 
 class BuildError(Exception):
     """The library could not be built, for the reason in the message, which is one line."""
+
+
+class CacheError(BuildError):
+    """The directory of libraries cannot be written, or none may be loaded from it."""
 
 
 @dataclass(frozen=True)
@@ -145,19 +155,45 @@ def build(
     """
     compilers = installed_compilers(candidates)
     if not compilers:
-        raise BuildError(f"there is no C++ compiler ({', '.join(candidates)})")
+        raise BuildError(f"there is no C++ compiler ({', '.join(candidates)}); on Debian and Ubuntu, apt install g++")
     flags = (*flags, *sorted("-m" + feature.replace("_", "") for feature in INSTRUCTION_SETS[instructions]))
-    targets = [cache / f"cpu-{instructions}-{_hash(compiler, processor.model, flags)}.so" for compiler in compilers]
-    for target in targets:
-        if _is_whole(target):
-            return target
+    names = [f"cpu-{instructions}-{_hash(compiler, processor.model, flags)}.so" for compiler in compilers]
+    for directory in (cache, _temporary_cache()):
+        for name in names:
+            if directory is not None and _is_whole(directory / name):
+                return directory / name
     failures = []
-    for compiler, target in zip(compilers, targets, strict=True):
+    for compiler, name in zip(compilers, names, strict=True):
         try:
-            return _build_once(compiler, flags, target)
+            return _build_somewhere(compiler, flags, cache / name)
         except BuildError as error:
             failures.append(error)
     raise failures[0]
+
+
+def _build_somewhere(compiler: list[str], flags: Sequence[str], target: Path) -> Path:
+    """Compile the library in the cache, or where that cannot be used in the directory of temporary files."""
+    try:
+        return _build_once(compiler, flags, target)
+    except CacheError as error:
+        if (directory := _temporary_cache(make=True)) is None:
+            raise
+        _log.warning("%s. The CPU kernels are kept in %s for now.", error, directory)
+        return _build_once(compiler, flags, directory / target.name)
+
+
+def _temporary_cache(make: bool = False) -> Path | None:
+    """Return this user's directory of libraries among temporary files; None if there is none that only they can write,
+    since what lies there is loaded."""
+    directory = Path(tempfile.gettempdir()) / f"quire-kernels-{os.getuid()}"
+    try:
+        if make:
+            directory.mkdir(mode=0o700, exist_ok=True)
+        found = os.lstat(directory)
+    except OSError:
+        return None
+    private = stat.S_ISDIR(found.st_mode) and found.st_uid == os.getuid() and not found.st_mode & 0o077
+    return directory if private else None
 
 
 def _build_once(compiler: list[str], flags: Sequence[str], target: Path) -> Path:
@@ -166,7 +202,7 @@ def _build_once(compiler: list[str], flags: Sequence[str], target: Path) -> Path
     try:
         cache.mkdir(parents=True, exist_ok=True)
         if os.statvfs(cache).f_flag & os.ST_NOEXEC:
-            raise BuildError(f"no library may be loaded from {cache} (noexec); set XDG_CACHE_HOME to another disk")
+            raise CacheError(f"no library may be loaded from {cache} (noexec); set XDG_CACHE_HOME to another disk")
         with (cache / f"{target.stem}.lock").open("w") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)
             if not _is_whole(target):
@@ -174,7 +210,7 @@ def _build_once(compiler: list[str], flags: Sequence[str], target: Path) -> Path
                     shutil.rmtree(left, ignore_errors=True)
                 _compile(compiler, flags, target)
     except OSError as error:
-        raise BuildError(f"{cache} cannot be written: {error.strerror or error}") from None
+        raise CacheError(f"{cache} cannot be written: {error.strerror or error}") from None
     return target
 
 
@@ -185,10 +221,20 @@ def _compile(compiler: list[str], flags: Sequence[str], target: Path) -> None:
         tempfile.TemporaryDirectory(prefix=f"{target.stem}-", dir=target.parent) as directory,
         ThreadPoolExecutor(len(os.sched_getaffinity(0))) as pool,
     ):
-        sources = sorted(SOURCES.glob("*.cpp"))
+        sources = sorted(SOURCES.glob("*.cpp"), key=lambda source: -source.stat().st_size)  # what takes longest first
         objects = [Path(directory) / f"{source.stem}.o" for source in sources]
-        commands = [[*compiler, *flags, "-c", str(s), "-o", str(o)] for s, o in zip(sources, objects, strict=True)]
-        list(pool.map(_run, commands))
+        common = [*compiler, *flags]
+        with _Progress(len(sources)) as progress:
+            try:
+                first = pool.submit(_run, [*common, "-c", str(sources[0]), "-o", str(objects[0])])  # beside the headers
+                common += _precompiled(compiler, flags, Path(directory))
+                rest = [[*common, "-c", str(s), "-o", str(o)] for s, o in zip(sources[1:], objects[1:], strict=True)]
+                for done in as_completed([first, *(pool.submit(_run, command) for command in rest)]):
+                    done.result()
+                    progress.step()
+            except BaseException:  # an interrupt, too
+                pool.shutdown(wait=False, cancel_futures=True)
+                raise
         whole = Path(directory) / target.name
         _run([*compiler, *flags, "-shared", *map(str, objects), "-o", str(whole)])
         if not whole.exists():
@@ -199,11 +245,53 @@ def _compile(compiler: list[str], flags: Sequence[str], target: Path) -> None:
     _log.info("Compiled the CPU kernels in %.1f s", time.monotonic() - began)
 
 
+def _precompiled(compiler: list[str], flags: Sequence[str], directory: Path) -> list[str]:
+    """Compile the standard headers into the directory. Returns the flags that let a source begin with them; none if the
+    compiler, or the machine, has no such headers."""
+    header = directory / "standard.h"
+    header.write_text("".join(f"#include <{name}>\n" for name in STANDARD_HEADERS))
+    try:
+        _run([*compiler, *flags, "-x", "c++-header", str(header), "-o", f"{header}.gch"])
+    except BuildError:
+        return []
+    return ["-include", str(header)]
+
+
+class _Progress:
+    """Says how many sources are compiled: on a terminal in one line, which is gone at the end, else now and then in the
+    log."""
+
+    def __init__(self, total: int) -> None:
+        self._total = total
+        self._done = 0
+        self._began = self._said = time.monotonic()
+
+    def step(self) -> None:
+        """One more is compiled."""
+        self._done += 1
+        now = time.monotonic()
+        said = f"Compiling the CPU kernels: {self._done} of {self._total} files, {now - self._began:.0f} s"
+        if sys.stderr.isatty():
+            print(f"\r\033[K{said}", end="", file=sys.stderr, flush=True)
+        elif now - self._said >= PROGRESS_S and self._done < self._total:
+            self._said = now
+            _log.warning("%s", said)
+
+    def __enter__(self) -> _Progress:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._done and sys.stderr.isatty():
+            print("\r\033[K", end="", file=sys.stderr, flush=True)
+
+
 @functools.cache  # once, although a compiler may be tried with several instruction sets
 def _announce(compiler: str, directory: Path) -> None:
     # A warning is shown even where logs are not set up; otherwise a program would stand still without a word.
     _log.warning(
-        "Compiling the CPU kernels with %s, once: this takes up to a minute. They are kept in %s", compiler, directory
+        "Compiling the CPU kernels with %s, once: on two cores it takes 15 s. They are kept in %s",
+        compiler,
+        directory,
     )
 
 

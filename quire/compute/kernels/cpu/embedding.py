@@ -62,6 +62,13 @@ def sequence_lengths(least: Tensor, slots: Tensor, positions: Tensor, out: Tenso
         kernels("sequence_lengths", None, least, slots, positions, len(positions), out)
 
 
+def shifted_positions(shifts: Tensor, slots: Tensor, positions: Tensor, out: Tensor) -> None:
+    if (kernels := library_for_indices(shifts, slots, positions, out)) is None:
+        rotary_reference.shifted_positions(shifts, slots, positions, out)
+    else:
+        kernels("shifted_positions", None, shifts, slots, positions, len(positions), out)
+
+
 def choose_frequencies(lengths: Tensor, both: Tensor, original: int, out: Tensor) -> None:
     if (kernels := library_for_indices(lengths, both, out)) is None:
         rotary_reference.choose_frequencies(lengths, both, original, out)

@@ -92,15 +92,16 @@ def experts(
     (tokens, hidden), count, width, chosen = x.shape, len(gate_up.data), down.columns, numbers.shape[1]
     assert all(tensor.is_contiguous() for tensor in (x, numbers, weights, out))
     assert x.dtype == weights.dtype == out.dtype == gate_up.data.dtype and numbers.dtype == torch.int64
-    assert (gate_up.rows, gate_up.columns, down.rows) == (2 * width, hidden, hidden)
+    assert (gate_up.rows, gate_up.columns, down.rows) == (activation.products * width, hidden, hidden)
     fused = gate_up.rows % (2 * PANEL) == 0 and activation == SILU
     of_gate_up, of_down = biases or (None, None)
     limit = math.inf if activation.limit is None else activation.limit
+    alpha = {"gelu": 0.0, "relu2": -1.0}.get(activation.kind, activation.alpha)
     item = x.element_size()
     memory = torch.empty(workspace_bytes(tokens, count, hidden, width, chosen, item, fused), dtype=torch.uint8)
     gate_up.library(
         "experts", x.dtype, x, tokens, gate_up.data, gate_up.data.numel() // count, down.data,
-        down.data.numel() // count, count, hidden, width, fused, activation.alpha, activation.added, limit,
+        down.data.numel() // count, count, hidden, width, fused, alpha, activation.added, limit,
         of_gate_up, of_down, numbers, weights, chosen, memory, out,
     )  # fmt: skip
 

@@ -19,7 +19,7 @@ from quire.foundation.config.environment import NativeKernels
 
 _P, _I, _N, _F = ctypes.c_void_p, ctypes.c_int64, ctypes.c_int32, ctypes.c_float
 _CACHED: dict[str, tuple[type, ...]] = {
-    "paged_attention": (*[_P] * 5, _I, *[_P] * 3, *[_I] * 8, _F, _F, _P, _P, _P),
+    "paged_attention": (*[_P] * 5, _I, *[_P] * 3, *[_I] * 9, _F, _F, _P, _P, _P),
     "qk_norm_rope_and_cache": (_P, *[_I] * 5, _P, _P, _N, _F, _P, _P, _I, *[_P] * 5, _N, _F, _P, _P),
 }
 """The argument types of kernels that read or write the KV cache, which may have a dtype of its own."""
@@ -39,6 +39,11 @@ SIGNATURES: dict[str, tuple[type, ...]] = {
     "layer_norm": (*[_P] * 4, _F, _I, _I, _P),
     "gate_heads": (_P, _P, *[_I] * 4, _N, _N),
     "qk_mean_squares": (_P, *[_I] * 5, _P),
+    "gated_norm": (_P, _P, _I, _P, _I, _F, *[_I] * 3, _N, _N, _P),
+    "ssd_scan": (_P, _I, _P, _I, *[_P] * 3, _F, _F, *[_I] * 4, _P, _I, _P, _P, _I, _P),
+    "selective_scan": (*[_P, _I] * 4, *[_P] * 3, _I, _I, _P, _I, _P, _P, _I, _P),
+    "gated_delta": (_P, _I, _P, _I, _P, _I, _P, _P, *[_I] * 5, _P, _I, _P, _P, _I, _P, _F, _F),
+    "short_conv": (*[_P] * 3, _I, _P, _P, _I, _I, _N, _P, _I, _P, _P, _I, _P, _I),
     "silu_and_mul": (_P, _I, _I, _P),
     "gelu_and_mul": (_P, _I, _I, _P),
     "gelu": (_P, _I, _I, _P),
@@ -73,6 +78,7 @@ INDEX_SIGNATURES: dict[str, tuple[type, ...]] = {
     "state_rows": (_P, _P, _P, _I, _I, _P),
     "local_indices": (_P, _I, _I, _I, _P),
     "sequence_lengths": (_P, _P, _P, _I, _P),
+    "shifted_positions": (_P, _P, _P, _I, _P),
     "gather_rows": (_P, _I, _P, _P, _I, _P, _P),
     "query_scales": (_P, _I, _F, _I, _I, _P),
     "choose_frequencies": (_P, _I, _P, _I, _I, _P),
@@ -132,16 +138,31 @@ class Library:
         self.set_threads = loaded.quire_set_threads
         self.set_threads.argtypes, self.set_threads.restype = (_N,), None
         self.set_threads(threads)
+        self._take_fault = loaded.quire_take_fault
         self.multiplies_bytes = bool(loaded.quire_multiplies_bytes())
 
     def __call__(self, name: str, dtype: torch.dtype | None, *arguments: Tensor | float | None) -> None:
         """Run a kernel, which is given the address of each tensor's first element."""
         kernel = self._kernels[name, dtype]
-        numbers = tuple([each.data_ptr() if isinstance(each, Tensor) else each for each in arguments])
+        numbers = [each.data_ptr() if isinstance(each, Tensor) else each for each in arguments]
         if self._recorders and (record := self._recorders.get(threading.get_ident())):
-            record(kernel, numbers)
+            record(kernel, tuple(numbers))
         else:
             kernel.function(*numbers)
+
+    def raise_faults(self) -> None:
+        """Raise an error if a kernel that this thread has called was given a state that there is not.
+
+        Raises:
+            IndexError: It was, and has changed nothing.
+        """
+        if self._take_fault():
+            raise IndexError("The state of a row is none of the states that there are.")
+
+    def function(self, name: str, dtype: torch.dtype | None) -> Callable[..., None]:
+        """Return a kernel as a function of addresses and numbers, which runs also while a step is recorded."""
+        function: Callable[..., None] = self._kernels[name, dtype].function
+        return function
 
     def entries(self, name: str) -> set[int]:
         """Return the addresses `Kernel.entry` of a kernel's variants for all dtypes."""
@@ -161,7 +182,7 @@ class Library:
     def serves(self, first: Tensor, *others: Tensor | None) -> bool:
         """Whether the tensors have one dtype, which is one that the kernels know."""
         dtype = first.dtype
-        return dtype in SUFFIXES and all(tensor is None or tensor.dtype == dtype for tensor in others)
+        return dtype in SUFFIXES and not [tensor for tensor in others if tensor is not None and tensor.dtype != dtype]
 
 
 def address(tensor: Tensor | None) -> int | None:
@@ -177,7 +198,10 @@ def library_for(first: Tensor, *others: Tensor | None) -> Library | None:
 
 def library_for_indices(*tensors: Tensor | None) -> Library | None:
     """Return the kernels if the tensors, of any dtypes, are contiguous; otherwise None."""
-    return library() if all(tensor is None or tensor.is_contiguous() for tensor in tensors) else None
+    for tensor in tensors:
+        if tensor is not None and not tensor.is_contiguous():
+            return None
+    return library()
 
 
 class _Once:
@@ -185,13 +209,22 @@ class _Once:
 
     def __init__(self, function: Callable[[], Library | None]) -> None:
         functools.update_wrapper(self, function)
-        self._cached = functools.cache(function)
+        self._function = function
         self._lock = threading.Lock()
-        self.cache_clear = self._cached.cache_clear
+        self._results: list[Library | None] = []
 
     def __call__(self) -> Library | None:
+        for known in self._results:
+            return known
         with self._lock:
-            return self._cached()
+            if not self._results:
+                self._results.append(self._function())
+            return self._results[0]
+
+    def cache_clear(self) -> None:
+        """Let the next call run the function again."""
+        with self._lock:
+            self._results = []
 
 
 @_Once
@@ -203,7 +236,7 @@ def library() -> Library | None:
     try:
         return _load_best(wanted)
     except (BuildError, OSError) as error:
-        _log.warning("CPU kernels are not used, torch computes more slowly: %s.", error)
+        _log.warning("CPU kernels are not used, torch computes, one stream about 5 times more slowly: %s.", error)
         return None
 
 

@@ -113,6 +113,7 @@ class Recording:
     def _call(self, first: int, number: int) -> None:
         entries, arguments = self._entries[first:], self._arguments[first:]
         self._kernels.replay(entries.ctypes.data, arguments.ctypes.data, arguments.shape[1], number)
+        self._kernels.raise_faults()
 
 
 def record(kernels: Library, step: Callable[[Sizes], Callable[[], Tensor]], most: Sizes) -> Recording:

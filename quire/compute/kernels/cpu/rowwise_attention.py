@@ -33,7 +33,7 @@ def qk_norm_rope_and_cache(qkv: Tensor, norm_rope: QKNormRope, write: CacheWrite
         lora_expand(*update, qkv.view(len(qkv), -1))
     kernels = library()
     rest = (cos, sin, keys, values, slot_mapping, q, bias, mean_squares, query_scale)
-    whole = qkv.stride()[1:] == (d, 1) and all(t is None or t.is_contiguous() for t in rest)
+    whole = qkv.stride()[1:] == (d, 1) and not [t for t in rest if t is not None and not t.is_contiguous()]
     served = kernels is not None and whole and kernels.serves(qkv, cos, sin, q)
     name = _name("qk_norm_rope_and_cache", qkv, keys, scales)
     weighted = norm is None or (serves_weight(norm, qkv) and (bias is None or bias.dtype == norm.dtype))
@@ -50,7 +50,8 @@ def qk_norm_rope_and_cache(qkv: Tensor, norm_rope: QKNormRope, write: CacheWrite
 
 def _flags(form: NormRopeForm) -> int:
     """Return the flags that native/rows.cpp names."""
-    return form.interleaved + 2 * form.centered + 4 * form.norm_last
+    values = {"projected": 0, "normed": 8, "keys": 24}[form.values]
+    return form.interleaved + 2 * form.centered + 4 * form.norm_last + values + 32 * (not form.stores)
 
 
 def qk_mean_squares(qkv: Tensor, heads: int, kv_heads: int, parts: int, out: Tensor) -> None:
@@ -70,7 +71,8 @@ def paged_attention(q: Tensor, kv: PagedKV, rows: PagedRows, mask: Mask, scores:
     table, slots, starts, counts = rows
     heads, d = q.shape[1:]
     kv_heads = keys.shape[2]
-    caches = keys.stride() == values.stride() and keys.stride()[1:] == (kv_heads * d, d, 1)
+    strides = keys.stride()
+    caches = strides == values.stride() and strides[1:] == (kv_heads * d, d, 1)
     whole = q.is_contiguous() and out.is_contiguous() and table.stride(1) == 1 and caches
     name = _name("paged_attention", q, keys, scales)
     if kernels is None or not whole or d % 2 or name is None or not kernels.serves(q, out):
@@ -78,9 +80,9 @@ def paged_attention(q: Tensor, kv: PagedKV, rows: PagedRows, mask: Mask, scores:
         return
     kernels(
         name, q.dtype, q.data_ptr(), keys.data_ptr(), values.data_ptr(), out.data_ptr(), table.data_ptr(),
-        table.stride(0), slots.data_ptr(), starts.data_ptr(), counts.data_ptr(), len(counts), heads, kv_heads, d,
-        keys.shape[1], keys.stride(0), mask.window or 0, mask.chunk or 0, scores.scale, scores.cap or 0.0,
-        address(scales), address(scores.sinks), address(scores.slopes),
+        table.stride(0), slots.data_ptr(), starts.data_ptr(), counts.data_ptr(), counts.shape[0], heads, kv_heads, d,
+        keys.shape[1], strides[0], mask.window or 0, mask.chunk or 0, mask.two_sided, scores.scale,
+        scores.cap or 0.0, address(scales), address(scores.sinks), address(scores.slopes),
     )  # fmt: skip
 
 

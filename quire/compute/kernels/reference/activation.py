@@ -16,13 +16,18 @@ def silu_and_mul(x: Tensor, out: Tensor) -> None:
     out.mul_(up)
 
 
-def gated(gate: Tensor, up: Tensor, activation: Activation) -> Tensor:
-    """Return the activation of gates and ups of one shape and dtype."""
+def activated(x: Tensor, activation: Activation) -> Tensor:
+    """Return the activation of x [tokens, 2 · width], gates, then ups, or of ups alone if it takes no gate."""
+    if activation.kind == "relu2":
+        return x.relu().square_()
+    gate, up = x.chunk(2, dim=-1)
     if activation == SILU:
         return F.silu(gate).mul_(up)
     wide, other, limit = gate.float(), up.float(), activation.limit
     if limit is not None:
         wide, other = wide.clamp(max=limit), other.clamp(-limit, limit)
+    if activation.kind == "gelu":
+        return (F.gelu(wide, approximate="tanh") * other).to(gate.dtype)
     return (wide * torch.sigmoid(activation.alpha * wide) * (other + activation.added)).to(gate.dtype)
 
 
@@ -107,3 +112,8 @@ def add_slopes(scores: Tensor, slopes: Tensor, queries: Tensor, keys: Tensor) ->
 def soft_cap(x: Tensor, cap: float) -> None:
     """x = cap · tanh(x / cap), in place (Gemma 2, section 2)."""
     x.div_(cap).tanh_().mul_(cap)
+
+
+def tanh(x: Tensor, out: Tensor) -> None:
+    """out = tanh(x); both [tokens, width] of one dtype."""
+    torch.tanh(x, out=out)

@@ -5,7 +5,7 @@ They are tuples because several are made for each layer of each step. Columns ar
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 from torch import Tensor
 
@@ -17,7 +17,7 @@ class PagedKV(NamedTuple):
 
     Attributes:
         keys, values: [blocks, block_size, kv_heads, d]. `heads / kv_heads` adjacent query heads share a KV head.
-            Entries that no query sees may be undefined, even NaN.
+            Entries that no query sees may be undefined, even NaN. Keys that are values too are one tensor.
         scales: [2, kv_heads] fp32 of a quantized cache: keys and values are stored divided by them. Queries are already
             multiplied by the keys' scales, and kernels multiply sums of values. None: the cache is not quantized.
     """
@@ -47,19 +47,24 @@ class NormRopeForm(NamedTuple):
         centered: Whether the norm is a layer norm, which also takes off the mean.
         norm_last: Whether the rotation comes before the norm.
         clip: The bound of the magnitudes of queries, keys and values before all norms; None: no bound.
+        values: What becomes of values: they stay as projected; each head is divided by the root of its mean square; or
+            they are made of the projected keys and then `normed`, and are not projected themselves.
+        stores: Whether keys and values are projected and stored; otherwise, queries read what is in the cache.
     """
 
     interleaved: bool = False
     centered: bool = False
     norm_last: bool = False
     clip: float | None = None
+    values: Literal["projected", "normed", "keys"] = "projected"
+    stores: bool = True
 
 
 class QKNormRope(NamedTuple):
     """The processing of queries and keys before attention: an update by adapters, bounds, a norm, a rotation.
 
     Attributes:
-        norm: [heads + kv_heads, d], the weight of the norm; None: no norm.
+        norm: [heads + kv_heads, d], the weight of the norm; None: no norm. Without stored keys, [heads, d].
         eps: Added to the mean square.
         cos, sin: [tokens, r/2], of each token's position, as in `rotary`; None: no rotation.
         update: Is added to queries, keys and values before all else; None: no update.
@@ -107,10 +112,13 @@ class Mask(NamedTuple):
             before it.
         chunk: Positions are divided into chunks of this length, and a query sees the tokens of its own chunk up to its
             own token; None: they are not divided. A mask has a window or chunks, not both.
+        two_sided: Whether a query also sees tokens behind its own, with a window `window - 1` of them, as in encoders;
+            without chunks only. All tokens of such a row are computed in one step.
     """
 
     window: int | None = None
     chunk: int | None = None
+    two_sided: bool = False
 
 
 class PagedRows(NamedTuple):
@@ -198,18 +206,25 @@ class DenseTiles(NamedTuple):
     bases: Tensor
 
 
-def visible_range(mask: Mask, first: int, end: int) -> tuple[int, int]:
-    """Return the begin and end of the keys that queries at positions `first` to `end` - 1 see together."""
+def visible_range(mask: Mask, first: int, end: int, length: int) -> tuple[int, int]:
+    """Return the begin and end of the keys that queries at positions `first` to `end` - 1 see together, of a row that
+    has `length` keys.
+    """
     if mask.chunk is not None:
         return first // mask.chunk * mask.chunk, end
-    return (0 if mask.window is None else max(0, first + 1 - mask.window)), end
+    begin = 0 if mask.window is None else max(0, first + 1 - mask.window)
+    if mask.two_sided:
+        end = length if mask.window is None else min(length, end - 1 + mask.window)
+    return begin, end
 
 
 def tile_mask(mask: Mask, queries: Tensor, keys: Tensor) -> Tensor:
     """Return [queries, keys] bool: whether each query sees each key, by their positions."""
-    seen = keys <= queries[:, None]
+    seen = (keys >= 0) | (queries[:, None] >= 0) if mask.two_sided else keys <= queries[:, None]
     if mask.window is not None:
         seen &= keys > queries[:, None] - mask.window
+    if mask.two_sided and mask.window is not None:
+        seen &= keys < queries[:, None] + mask.window
     if mask.chunk is not None:
         seen &= keys >= queries[:, None] // mask.chunk * mask.chunk
     return seen

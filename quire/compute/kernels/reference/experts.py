@@ -15,7 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from quire.compute.kernels.activations import SILU, Activation
-from quire.compute.kernels.reference.activation import gated
+from quire.compute.kernels.reference.activation import activated
 from quire.compute.kernels.reference.embedding import local_indices
 from quire.compute.kernels.reference.linear import CodebookWeight, GroupedWeight, ScaledWeight
 from quire.compute.kernels.routing import Routing, Scoring
@@ -62,7 +62,7 @@ class ExpertBiases(NamedTuple):
     """The biases of all experts' products.
 
     Attributes:
-        gate_up: [experts, 2 · width], gate, then up.
+        gate_up: [experts, 2 · width], gate, then up; [experts, width] of experts without gates.
         down: [experts, hidden]; None: another rank adds them.
     """
 
@@ -227,13 +227,13 @@ def experts(
 
     Args:
         x: [tokens, hidden].
-        gate_up: [2 · width, hidden] of each expert: gate, then up.
+        gate_up: [2 · width, hidden] of each expert: gate, then up; [width, hidden] if the activation takes no gate.
         down: [hidden, width] of each expert.
         numbers, weights: [tokens, chosen], as `route` returns them. Experts that are elsewhere add nothing.
         out: [tokens, hidden].
         others: How many experts are elsewhere.
         adapters: What adapters of tokens add to all three products; not on a CPU, whose layers add it themselves.
-        activation: What makes one value of a gate and an up.
+        activation: What makes one value of a gate and an up, or of an up.
         biases: The biases of the products, in the dtype of x; None: they have none.
         linear: Multiplies x with one of the weights; not an argument of the op.
     """
@@ -252,9 +252,8 @@ def experts(
             if adapters is not None:
                 both += _added(rows, adapters.gate_up, expert, adapters.slots[own])
             del rows
-            gate, up = both.chunk(2, dim=-1)
-            middle = gated(gate, up, activation)
-            del both, gate, up
+            middle = activated(both, activation)
+            del both
             y = linear(middle, down[expert], None)
             if biases is not None and biases.down is not None:
                 y += biases.down[expert]
@@ -263,6 +262,17 @@ def experts(
             out.index_add_(0, own, y.mul_(shares[first:end]))
             del middle, y  # or they stand beside the next expert's
         first = end
+
+
+def pack_coded_experts(stack: Coded, gated: bool, dtype: torch.dtype) -> Coded:
+    """Return a stack from `stack_weights` as `coded_experts` takes it; here unchanged.
+
+    Args:
+        stack: The weights of all experts.
+        gated: Outputs are gates, then ups.
+        dtype: The dtype of the rows that the weights are multiplied with.
+    """
+    return stack
 
 
 def coded_experts(

@@ -118,7 +118,7 @@ def plan_kv_splits(
     spans = []
     for _, row in of_row:
         start = int(rows.starts[row])
-        seen_from, length = visible_range(mask, start, start + 1)
+        seen_from, length = visible_range(mask, start, start + 1, start + 1)
         spans.append((seen_from, seen_from // tile * tile, length))
     tiles = [-(-(length - base) // tile) for _, base, length in spans]
     choices = range(min_tiles, max([*tiles, min_tiles]) + 1)
@@ -202,7 +202,7 @@ def prefill_attention(
     for row, offset in zip(tiles.rows.tolist(), tiles.offsets.tolist(), strict=True):
         first, begin = int(rows.starts[row]) + offset, int(tiles.first_tokens[row]) + offset
         n = min(queries, int(rows.counts[row]) - offset)
-        seen_from, end = visible_range(mask, first, first + n)
+        seen_from, end = visible_range(mask, first, first + n, int(rows.starts[row] + rows.counts[row]))
         k, v = _context(kv, rows.block_table[int(rows.slots[row])], seen_from, end)
         positions = torch.arange(first, first + n, device=q.device)
         seen = tile_mask(mask, positions, torch.arange(seen_from, end, device=q.device))

@@ -55,6 +55,17 @@ def sequence_lengths(least: Tensor, slots: Tensor, positions: Tensor, out: Tenso
     torch.maximum(least.index_select(0, slots), positions + 1, out=out)
 
 
+def shifted_positions(shifts: Tensor, slots: Tensor, positions: Tensor, out: Tensor) -> None:
+    """Write the position that each token counts as behind images, which take fewer positions than they have tokens.
+
+    Args:
+        shifts: [slots] int64, what is added to positions.
+        slots, positions: [tokens] int64, each token's.
+        out: [tokens] int64.
+    """
+    torch.add(positions, shifts.index_select(0, slots), out=out)
+
+
 def choose_frequencies(lengths: Tensor, both: Tensor, original: int, out: Tensor) -> None:
     """Choose one of two lists of frequencies for each token (LongRoPE, Ding et al. 2024).
 

@@ -27,8 +27,9 @@ def qk_norm_rope_and_cache(qkv: Tensor, norm_rope: QKNormRope, write: CacheWrite
     """Norm and rotate queries and keys; store each token's key and value at its place.
 
     Args:
-        qkv: [tokens, heads + 2 · kv_heads, d], as projected; its contents are undefined afterwards if there is an
-            update.
+        qkv: [tokens, heads + 2 · kv_heads, d], as projected, or [tokens, heads + kv_heads, d] if keys are values too or
+            values are made of them, or [tokens, heads, d] if nothing is stored; its contents are undefined afterwards
+            if there is an update.
         norm_rope: The processing of queries and keys.
         write: Where keys and values go.
         q: [tokens, heads, d], out: the queries, multiplied by their keys' scales if the cache is quantized.
@@ -39,8 +40,12 @@ def qk_norm_rope_and_cache(qkv: Tensor, norm_rope: QKNormRope, write: CacheWrite
         lora_expand(*norm_rope.update, qkv.view(len(qkv), -1))
     if form.clip is not None:
         qkv = qkv.clamp(-form.clip, form.clip)
-    heads, kv_heads = q.shape[1], keys.shape[2]
+    heads, kv_heads = q.shape[1], keys.shape[2] if form.stores else 0
     qk, v = qkv[:, : heads + kv_heads], qkv[:, heads + kv_heads :]
+    if form.values != "projected" and form.stores:
+        v, projected = torch.empty_like(keys[0, :1].expand(len(qkv), -1, -1), dtype=qkv.dtype), v
+        source = qkv[:, heads : heads + kv_heads] if form.values == "keys" else projected
+        rms_norm(source.contiguous(), torch.ones_like(source[0]), norm_rope.eps, v)
     if norm_rope.norm is not None and not form.norm_last:
         qk = _normed(qk, norm_rope, heads)
     if cos is not None and sin is not None:
@@ -52,10 +57,15 @@ def qk_norm_rope_and_cache(qkv: Tensor, norm_rope: QKNormRope, write: CacheWrite
     if norm_rope.query_scale is not None:
         scaled = (qk[:, :heads].float() * norm_rope.query_scale[:, None, None]).to(qk.dtype)
         qk = torch.cat((scaled, qk[:, heads:]), 1)
+    if not form.stores:
+        of_keys = None if scales is None else scales[0, :, None].repeat_interleave(heads // keys.shape[2], 0)
+        q.copy_(qk if of_keys is None else qk.float() * of_keys)
+        return
     if scales is None:
         q.copy_(qk[:, :heads])
         keys.flatten(0, 1).index_copy_(0, slot_mapping, qk[:, heads:])
-        values.flatten(0, 1).index_copy_(0, slot_mapping, v)
+        if values is not keys:
+            values.flatten(0, 1).index_copy_(0, slot_mapping, v)
         return
     of_keys, of_values = scales[:, :, None].unbind()
     q.copy_(qk[:, :heads].float() * of_keys.repeat_interleave(heads // kv_heads, 0))
@@ -112,7 +122,7 @@ def paged_attention(q: Tensor, kv: PagedKV, rows: PagedRows, mask: Mask, scores:
     first, size = 0, kv.keys.shape[1]
     columns = (rows.slots.tolist(), rows.starts.tolist(), rows.counts.tolist())
     for slot, start, count in zip(*columns, strict=True):
-        seen_from, end = visible_range(mask, start, start + count)
+        seen_from, end = visible_range(mask, start, start + count, start + count)
         blocks = rows.block_table[slot, seen_from // size : -(-end // size)]
         skipped = seen_from % size
         span = slice(skipped, skipped + end - seen_from)
@@ -122,11 +132,12 @@ def paged_attention(q: Tensor, kv: PagedKV, rows: PagedRows, mask: Mask, scores:
         explicit = any(each is not None for each in (scores.cap, scores.sinks, scores.slopes))
         if count > 1 and (count < end or explicit or min(mask.window or end, mask.chunk or end) < end):
             seen = tile_mask(mask, torch.arange(start, end), torch.arange(seen_from, end))
+        causal = count > 1 and seen is None and not mask.two_sided
         if kv.scales is None:
-            out[tokens] = _attend(q[tokens], k, v, seen, scores, start - seen_from)
+            out[tokens] = _attend(q[tokens], k, v, seen, causal, scores, start - seen_from)
         else:
             values = v.float() * kv.scales[1, :, None]
-            wide = _attend(q[tokens].float(), k.float(), values, seen, scores, start - seen_from)
+            wide = _attend(q[tokens].float(), k.float(), values, seen, causal, scores, start - seen_from)
             out[tokens] = wide.to(out.dtype)
         first += count
 
@@ -139,18 +150,17 @@ def quantized(x: Tensor, dtype: torch.dtype) -> Tensor:
     return x.clamp(-most, most).to(dtype)
 
 
-def _attend(q: Tensor, k: Tensor, v: Tensor, seen: Tensor | None, scores: Scores, before: int) -> Tensor:
+def _attend(q: Tensor, k: Tensor, v: Tensor, seen: Tensor | None, causal: bool, scores: Scores, before: int) -> Tensor:
     """Compute attention of queries q [n, heads, d] over some of k and v [length, kv_heads, d] → [n, heads, d].
 
-    `before` of the keys stand before the first query. `seen` is [n, length] bool; None: a lone query sees all keys, and
-    several are a whole prompt's.
+    `before` of the keys stand before the first query. `seen` is [n, length] bool; None: queries see all keys, or, if
+    they are a whole prompt's (`causal`), those up to their own.
     """
     (n, heads, d), (length, kv_heads, _) = q.shape, k.shape
     grouped = q.view(n, kv_heads, heads // kv_heads, d).permute(1, 2, 0, 3)  # [kv_heads, group, n, d]
     shape = (kv_heads, heads // kv_heads, length, d)
     k, v = k.transpose(0, 1).unsqueeze(1).expand(shape), v.transpose(0, 1).unsqueeze(1).expand(shape)
     if scores.cap is None and scores.sinks is None and scores.slopes is None:
-        causal = n > 1 and seen is None
         o = F.scaled_dot_product_attention(grouped, k, v, seen, is_causal=causal, scale=scores.scale)
     else:
         products = (grouped @ k.transpose(-1, -2)).float().mul_(scores.scale)

@@ -30,7 +30,7 @@ KEPT = 1024
 REGISTERS = 65536
 """Of a multiprocessor."""
 HEADS, KV_HEADS = 8, 2
-EVERY = [f"{card}:{d}:{dtype}" for card in MEMORY for d in (64, 128, 256) for dtype in ("bfloat16", "float32")]
+EVERY = [f"{card}:{d}:{dtype}" for card in MEMORY for d in (64, 128, 256, 512) for dtype in ("bfloat16", "float32")]
 
 
 def main(cases: list[str]) -> int:

@@ -27,6 +27,7 @@ def check(
     cap: float | None = None,
     sinks: bool = False,
     slopes: bool = False,
+    two_sided: bool = False,
 ) -> None:
     """Rows as (tokens before the step, tokens in it). One token before and after them belongs to nobody."""
     begins = None if chunk is None else [start // chunk * chunk for start, _ in rows]
@@ -44,8 +45,8 @@ def check(
     found, expected = (torch.full_like(q, NAN) for _ in range(2))
     step = PagedRows(cache.table, slots, starts, counts.to(device))
     more = sinks_of(heads, device) if sinks else None, slopes_of(heads, device) if slopes else None
-    scores = Scores(d**-0.5, cap, *more)
-    rest = (step, QueryTiles(tile_rows, tile_offsets, firsts.to(device)), queries, Mask(window, chunk), scores)
+    scores, mask = Scores(d**-0.5, cap, *more), Mask(window, chunk, two_sided)
+    rest = (step, QueryTiles(tile_rows, tile_offsets, firsts.to(device)), queries, mask, scores)
     prefill_attention(q, cache.kv, *rest, found)
     reference.prefill_attention(q, cache.kv, *rest, expected)
     assert found[0].isnan().all()
@@ -102,11 +103,12 @@ def test_chunks(chunk: int, device: str) -> None:
     check([(150, 40), (0, 90), (63, 2), (64, 1)], heads=4, kv_heads=1, d=16, device=device, chunk=chunk)
 
 
-@pytest.mark.gpu
-@pytest.mark.parametrize("rows", [[(0, 8192)], [(5000, 3), (0, 1500), (129, 2049)]])
-@pytest.mark.parametrize(("window", "chunk"), [(None, None), (128, None), (None, 1024)])
-def test_sinks_and_chunks_of_real_sizes(rows: list[tuple[int, int]], window: int | None, chunk: int | None) -> None:
-    check(rows, heads=64, kv_heads=8, d=64, device="cuda", window=window, chunk=chunk, sinks=True)
+@pytest.mark.parametrize("window", [None, 1, 20, 64])
+@pytest.mark.parametrize("sinks", [False, True])
+def test_whole_rows_see_both_sides(window: int | None, sinks: bool, device: str) -> None:
+    """The keys of a tile's first queries end before those of its last."""
+    rows = [(0, 130), (0, 5), (0, 65)]
+    check(rows, heads=6, kv_heads=2, d=16, device=device, window=window, sinks=sinks, two_sided=True)
 
 
 @pytest.mark.gpu

@@ -91,6 +91,30 @@ def test_forms(d: int, width: int | None, form: str, dtype: torch.dtype, device:
         check(3, 4, 2, d, device, dtype, width, dtype, FORMS[form], of_all=True)
 
 
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(("d", "width"), [(16, 16), (80, 44), (64, None)])
+@pytest.mark.parametrize(
+    "form", [NormRopeForm(values="normed"), NormRopeForm(values="keys"), NormRopeForm(stores=False)], ids=str
+)
+def test_values_that_are_normed_and_queries_alone(
+    form: NormRopeForm, d: int, width: int | None, dtype: torch.dtype, device: str
+) -> None:
+    heads, kv_heads, tokens = 4, 2, 3
+    projected = heads + kv_heads * (0 if not form.stores else 1 if form.values == "keys" else 2)
+    qkv, norm = (torch.randn(n, projected, d, device=device, dtype=dtype) for n in (tokens, 1))
+    angle = torch.randn(tokens, (width or 2) // 2, device=device)
+    cos, sin = (None, None) if width is None else (angle.cos().to(dtype), angle.sin().to(dtype))
+    norm_rope = QKNormRope(norm[0, : heads + kv_heads * form.stores], 1e-5, cos, sin, form=form)
+    caches = torch.zeros((2, 2, 2, 4, kv_heads, d), dtype=dtype, device=device)
+    found, expected = (torch.empty(tokens, heads, d, dtype=dtype, device=device) for _ in range(2))
+    places = torch.tensor([5, 1, 6], device=device)
+    qk_norm_rope_and_cache(qkv, norm_rope, CacheWrite(PagedKV(*caches[0]), places), found)
+    reference.qk_norm_rope_and_cache(qkv, norm_rope, CacheWrite(PagedKV(*caches[1]), places), expected)
+    assert bool(caches[1].any()) == form.stores
+    assert_near(found, expected, 4.0)
+    assert_near(caches[0], caches[1], 4.0)
+
+
 @pytest.mark.parametrize(("dtype", "tokens"), [*product(DTYPES, (0, 1, 3, 17)), (torch.float16, 3)])
 def test_rows(tokens: int, dtype: torch.dtype, device: str) -> None:
     check(tokens, 4, 2, 16, device, dtype, width=16, norm=dtype)
@@ -145,3 +169,21 @@ def test_places_of_tokens(tokens: int, block_size: int, device: str) -> None:
 @pytest.mark.parametrize(("heads", "kv_heads", "norm"), [(32, 8, None), (16, 8, torch.bfloat16), (8, 4, torch.float32)])
 def test_real_sizes(tokens: int, heads: int, kv_heads: int, norm: torch.dtype | None) -> None:
     check(tokens, heads, kv_heads, 128, "cuda", torch.bfloat16, width=128, norm=norm)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_keys_that_are_values_too_are_stored_once(dtype: torch.dtype, device: str) -> None:
+    tokens, heads, d = 7, 5, 40
+    qk = torch.randn(tokens, heads + 1, d).to(dtype).to(device)
+    angle = 10 * torch.randn(tokens, 4, device=device)
+    norm_rope = QKNormRope(cos=angle.cos().to(dtype), sin=angle.sin().to(dtype), form=NormRopeForm(interleaved=True))
+    slot_mapping, stored, queries = torch.randperm(24, device=device)[:tokens], [], []
+    for op in (qk_norm_rope_and_cache, reference.qk_norm_rope_and_cache):
+        cache = torch.zeros((3, 8, 1, d), dtype=dtype, device=device)
+        q = torch.empty((tokens, heads, d), dtype=dtype, device=device)
+        op(qk, norm_rope, CacheWrite(PagedKV(cache, cache), slot_mapping), q)
+        stored.append(cache)
+        queries.append(q)
+    assert_near(stored[0], stored[1], 4.0)
+    assert_near(queries[0], queries[1], 4.0)
+    assert torch.equal(stored[0].flatten(0, 2)[slot_mapping, 8:], qk[:, heads, 8:])

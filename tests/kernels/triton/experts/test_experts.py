@@ -139,7 +139,9 @@ def test_a_broken_row_of_logits_still_names_experts_and_says_it_is_broken(bad: f
     assert weights.isnan().all(1).tolist() == [False, True, False]
 
 
-@pytest.mark.parametrize(("tokens", "experts", "chosen", "tile"), [(1, 5, 2, 16), (17, 3, 3, 16), (129, 7, 4, 32)])
+@pytest.mark.parametrize(
+    ("tokens", "experts", "chosen", "tile"), [(1, 5, 2, 16), (17, 3, 3, 16), (129, 7, 4, 32), (3001, 5, 3, 64)]
+)
 def test_every_pair_stands_once_with_its_expert(tokens: int, experts: int, chosen: int, tile: int, device: str) -> None:
     numbers = torch.rand(tokens, experts).topk(chosen).indices.to(device, torch.int32)
     numbers[: tokens // 2, 0] = experts - 1
@@ -223,7 +225,7 @@ def test_products_of_some_of_the_experts(
     assert not out[0].any()
 
 
-TERMS = [SILU, Activation(limit=0.7), Activation("swigluoai", 1.702, 0.8)]
+TERMS = [SILU, Activation(limit=0.7), Activation("swigluoai", 1.702, 0.8), Activation("gelu")]
 
 
 def biases_of(count: int, hidden: int, width: int, dtype: torch.dtype, device: str) -> ExpertBiases:

@@ -28,25 +28,30 @@ constexpr int64_t kWorthSharing = 1 << 16;  // products of queries and keys; few
 constexpr float kLargest = 32767.0f;  // integer: what a weight of 1 becomes, and the largest number of a query
 constexpr float kMinusInfinity = -std::numeric_limits<float>::infinity();
 
+// Of functions that take longer than a call: otherwise each of the many kernels below would have compiled its own.
+#define QUIRE_ONCE __attribute__((noinline, noclone))
+
 // Which keys a query sees: those of its own token and of the window - 1 tokens before it; or of its own chunk up to its own
-// token; with 0 for both, of all tokens before it.
+// token; with 0 for both, of all tokens before it. If it is two-sided, of as many tokens behind its own, too.
 struct Mask {
     int64_t window, chunk;
+    bool two_sided;
 };
 
 struct Range {
     int64_t begin, end;
 };
 
-// The keys that queries at positions `first` to `end` - 1 see together.
-inline Range visible_range(const Mask& mask, int64_t first, int64_t end) {
+// The keys that queries at positions `first` to `end` - 1 see together, of a row that has `length` keys.
+inline Range visible_range(const Mask& mask, int64_t first, int64_t end, int64_t length) {
     if (mask.chunk > 0) return {first / mask.chunk * mask.chunk, end};
+    if (mask.two_sided) end = mask.window > 0 ? std::min(length, end - 1 + mask.window) : length;
     return {mask.window > 0 ? std::max<int64_t>(0, first + 1 - mask.window) : 0, end};
 }
 
 // Which of the n keys of a tile, the first of them at `begin`, a query at `position` sees. It may end before it begins.
 inline Range tile_mask(const Mask& mask, int64_t position, int64_t begin, int64_t n) {
-    Range seen = visible_range(mask, position, position + 1);
+    Range seen = visible_range(mask, position, position + 1, begin + n);
     return {std::max<int64_t>(0, seen.begin - begin), std::min(n, seen.end - begin)};
 }
 
@@ -71,10 +76,9 @@ struct Step {
 
 // Starts the softmax of n queries, those of heads from `head` on, over and over `group` of them: with each head's sink, if
 // it has one, which counts like the score of a key without a value.
-template <class T, class C>
-void start(const Step<T, C>& s, int64_t head, int64_t group, int64_t n, float* highest, float* total) {
+QUIRE_ONCE void start(const float* sinks, int64_t head, int64_t group, int64_t n, float* highest, float* total) {
     for (int64_t i = 0; i < n; ++i) {
-        highest[i] = s.sinks == nullptr ? kMinusInfinity : s.sinks[head + i % group];
+        highest[i] = sinks == nullptr ? kMinusInfinity : sinks[head + i % group];
         total[i] = highest[i] == kMinusInfinity ? 0.0f : 1.0f;
     }
 }
@@ -92,19 +96,16 @@ const C* at(const Step<T, C>& s, const C* cache, const Piece& piece, int64_t pos
     return cache + block * s.block_stride + (offset * s.kv_heads + piece.head) * s.d;
 }
 
-template <class T, class C>
-void bound_scores(const Step<T, C>& s, float* scores, int n, float unit = 1.0f) {
+QUIRE_ONCE void bound_scores(float scale, float cap, float* scores, int n) {
     for (int j = 0; j < n; j += W) {
-        vf x = mul(load(scores + j), all(s.scale * unit));
-        if (s.cap > 0) x = mul(tanh(div(x, all(s.cap))), all(s.cap));
+        vf x = mul(load(scores + j), all(scale));
+        if (cap > 0) x = mul(tanh(div(x, all(cap))), all(cap));
         store(scores + j, x);
     }
 }
 
 // What the keys from `begin` on are nearer to the query at `position`, times its head's slope.
-template <class T, class C>
-void add_slopes(const Step<T, C>& s, float* scores, int n, int64_t head, int64_t begin, int64_t position) {
-    const float slope = s.slopes[head];
+QUIRE_ONCE void add_slopes(float slope, float* scores, int n, int64_t begin, int64_t position) {
     for (int j = 0; j < n; ++j) scores[j] += slope * float(begin + j - position);
 }
 
@@ -117,7 +118,7 @@ inline void store_weights(int16_t* to, vf weights) { store_rounded(to, mul(weigh
 // Scores [kKeys] of one query become weights: those outside [begin, end) get none. Returns by how much what was summed
 // before shrinks.
 template <class T>
-float weigh(float* scores, int begin, int end, T* weights, float& highest, float& total) {
+QUIRE_ONCE float weigh(float* scores, int begin, int end, T* weights, float& highest, float& total) {
     std::fill(scores, scores + begin, kMinusInfinity);
     std::fill(scores + end, scores + kKeys, kMinusInfinity);
     vf most = load(scores);
@@ -136,7 +137,7 @@ float weigh(float* scores, int begin, int end, T* weights, float& highest, float
 }
 
 template <class T>
-void finish(const float* sums, float total, float scale, T* out, int64_t d) {
+QUIRE_ONCE void finish(const float* sums, float total, float scale, T* out, int64_t d) {
     vf factor = all(scale / total);
     for (int64_t c = 0; c < d; c += W) store(out + c, mul(load(sums + c), factor), int(std::min<int64_t>(W, d - c)));
 }
@@ -165,7 +166,7 @@ struct Keys {
 };
 
 template <class T, class C>
-void find_keys(const Step<T, C>& s, const Piece& piece, int64_t begin, Keys<C>& keys) {
+QUIRE_ONCE void find_keys(const Step<T, C>& s, const Piece& piece, int64_t begin, Keys<C>& keys) {
     int64_t block = begin / s.block_size, offset = begin % s.block_size;
     keys.count = int(std::min<int64_t>(kKeys, std::max<int64_t>(0, piece.end - begin)));
     if (keys.count == 0) return;
@@ -359,7 +360,7 @@ void attend_in_place(const Step<T, C>& s, const Piece& piece) {
     float *highest = sums + queries * s.d, *total = highest + queries;
     alignas(64) float scores[R][kKeys];
     std::fill(sums, highest, 0.0f);
-    start(s, piece.head * R, queries, queries, highest, total);
+    start(s.sinks, piece.head * R, queries, queries, highest, total);
     Keys<C> tiles[2];
     find_keys(s, piece, piece.begin, tiles[0]);
     Ahead<C> first{tiles[0], s.values - s.keys, piece.heads, s.d};
@@ -372,10 +373,11 @@ void attend_in_place(const Step<T, C>& s, const Piece& piece) {
         Ahead<C> ahead{next, s.values - s.keys, piece.heads, s.d};
         for (int64_t head = 0; head < piece.heads; ++head) {
             for (int first = 0; first < keys.count; first += kKeysAtOnce) products.score(head, keys, first, scores, ahead);
-            for (int r = 0; r < R; ++r) bound_scores(s, scores[r], keys.count, products.unit(head, r));
+            for (int r = 0; r < R; ++r)
+                bound_scores(s.scale * products.unit(head, r), s.cap, scores[r], keys.count);
             if (s.slopes)
                 for (int r = 0; r < R; ++r)
-                    add_slopes(s, scores[r], keys.count, (piece.head + head) * R + r, begin, piece.position);
+                    add_slopes(s.slopes[(piece.head + head) * R + r], scores[r], keys.count, begin, piece.position);
             products.add_values(head, keys, scores, highest + head * R, total + head * R, sums + head * R * s.d);
         }
     }
@@ -475,7 +477,7 @@ void attend_gathered(const Step<T, C>& s, const Piece& piece) {
         const T* from = s.q + ((piece.token + i) * s.heads + piece.head * group) * s.d;
         std::memcpy(q + i * group * s.d, from, group * s.d * sizeof(T));
     }
-    start(s, piece.head * group, group, queries, highest, total);
+    start(s.sinks, piece.head * group, group, queries, highest, total);
     std::fill(sums, sums + queries * width, 0.0f);
     for (int64_t begin = piece.begin; begin < piece.end; begin += kKeys) {
         int n = int(std::min<int64_t>(kKeys, piece.end - begin));
@@ -488,9 +490,10 @@ void attend_gathered(const Step<T, C>& s, const Piece& piece) {
                 std::fill(weights + r * kKeys, weights + (r + 1) * kKeys, T(0));
                 continue;
             }
-            bound_scores(s, scores + r * kKeys, n);
+            bound_scores(s.scale, s.cap, scores + r * kKeys, n);
             if (s.slopes)
-                add_slopes(s, scores + r * kKeys, n, piece.head * group + r % group, begin, piece.position + r / group);
+                add_slopes(s.slopes[piece.head * group + r % group], scores + r * kKeys, n, begin,
+                           piece.position + r / group);
             float* own = sums + r * width;
             float shrunk = weigh(scores + r * kKeys, int(seen.begin), int(seen.end), weights + r * kKeys, highest[r],
                                  total[r]);
@@ -545,7 +548,7 @@ void paged_attention(const Step<T, C>& s) {
         int64_t row = std::upper_bound(pieces.begin(), pieces.end(), number) - pieces.begin() - 1;
         int64_t first = (number - pieces[row]) * most, n = std::min(most, s.counts[row] - first);
         int64_t position = s.starts[row] + first;
-        const Range seen = visible_range(s.mask, position, position + n);
+        const Range seen = visible_range(s.mask, position, position + n, s.starts[row] + s.counts[row]);
         const int64_t* blocks = s.table + s.slots[row] * s.table_stride;
         attend_piece(s, Piece{tokens[row] + first, n, position, head, end - head, seen.begin, seen.end, blocks});
     });
@@ -561,9 +564,9 @@ using namespace quire;
         const T* q, const C* keys, const C* values, T* out, const int64_t* table, int64_t table_stride,                \
         const int64_t* slots, const int64_t* starts, const int64_t* counts, int64_t rows, int64_t heads,               \
         int64_t kv_heads, int64_t d, int64_t block_size, int64_t block_stride, int64_t window, int64_t chunk,          \
-        float scale, float cap, const float* scales, const float* sinks, const float* slopes) {                        \
+        int64_t two_sided, float scale, float cap, const float* scales, const float* sinks, const float* slopes) {                        \
         paged_attention(Step<T, C>{q, keys, values, out, table, table_stride, slots, starts, counts, rows, heads, kv_heads,\
-                             d, block_size, block_stride, {window, chunk}, scale, cap, scales, sinks, slopes});       \
+                             d, block_size, block_stride, {window, chunk, two_sided != 0}, scale, cap, scales, sinks, slopes});       \
     }                                                                                                                  \
     QUIRE_ENTRY(paged_attention_##name)
 

@@ -47,15 +47,88 @@ constexpr int kTurns = W == 16 && R < 4 ? 4 / R : 1;
 
 #define QUIRE_INLINE inline __attribute__((always_inline))
 
+// What is done with widened weights, which the types of a kind have in common: those whose groups are as long, and that have
+// minimums or zeros or neither. Others would have compiled their own.
+template <int Group, bool Minimum, bool Zeros>
+struct Widened {
+    // Columns whose products are added as integers.
+    QUIRE_INLINE static int together(const Rows& rows) { return Zeros ? rows.run() : Group; }
+
+    template <int R>
+    QUIRE_INLINE static void start(const Rows& rows, int64_t column, int zero, Sums<R>& sums, int32_t (&of_x)[R]) {
+        const int32_t* known = rows.sum(column);
+        for (int r = 0; r < R; ++r, known += rows.parts) {
+            of_x[r] = !Zeros && Group == 2 * kSum ? known[0] + known[1] : known[0];
+            for (int v = 0; v < kVectors; ++v) sums[r][v] = integers(-zero * of_x[r]);
+        }
+    }
+
+    template <int R>
+    QUIRE_INLINE static void add_pair(const vi (&w)[kVectors], const int16_t* x, int64_t xs, Sums<R>& sums) {
+        for (int r = 0; r < R; ++r) {
+            vi pair = all_pairs(x + r * xs);
+            for (int v = 0; v < kVectors; ++v) add_products(sums[r][v], w[v], pair);
+        }
+    }
+
+    // totals [R, 16] += a group's part.
+    template <int R>
+    QUIRE_INLINE static void finish(const Scales& scales, const Rows& rows, int64_t column, const Sums<R>& sums,
+                                    const int32_t (&of_x)[R], float* totals) {
+        asm volatile("" : : "r"(totals) : "memory");  // else totals take the registers that sums need
+        const float* units = rows.scale(column);
+        for (int r = 0; r < R; ++r, units += rows.runs) {
+            vf unit = all(*units);
+            for (int v = 0; v < kVectors; ++v) {
+                vf product = mul(load(scales.scale + v * W), to_float(sums[r][v]));
+                if (Minimum) product = fma(load(scales.least + v * W), all(-float(of_x[r])), product);
+                float* total = totals + r * kPanel + v * W;
+                store(total, fma(product, unit, load(total)));
+            }
+        }
+    }
+
+    // totals [R, 16] += R rows times a stretch of a panel, which begins at this column.
+    template <int R>
+    __attribute__((noinline, noclone)) static void multiply_stretch(const Rows& rows, int64_t begin, int columns, int zero,
+                                                                    const Stretch& stretch, float* totals) {
+        const int step = together(rows);
+        const int64_t xs = rows.width(begin);
+        for (int done = 0; done < columns; done += step) {
+            int64_t column = begin + done;
+            Sums<R> sums;
+            int32_t of_x[R];
+            start<R>(rows, column, zero, sums, of_x);
+            const int16_t *codes = stretch.codes + done * kPanel, *x = rows.at(column);
+#pragma GCC unroll 4
+            for (int pair = 0; pair < step / 2; ++pair) {
+                vi w[kVectors];
+                for (int v = 0; v < kVectors; ++v) {
+                    w[v] = load_integers(codes + (pair * kVectors + v) * 2 * W);
+                    asm("" : "+v"(w[v]));  // loaded once, not for each row
+                }
+                add_pair<R>(w, x + 2 * pair, xs, sums);
+            }
+            finish<R>(stretch.scales[done / Group], rows, column, sums, of_x, totals);
+        }
+    }
+
+    template <int R>
+    static void multiply_tile(int64_t n, const Rows& rows, int64_t begin, int columns, int zero, const Stretch& stretch,
+                              float* totals) {
+        if constexpr (R < kRows)
+            if (n > R) return multiply_tile<R + 1>(n, rows, begin, columns, zero, stretch, totals);
+        multiply_stretch<R>(rows, begin, columns, zero, stretch, totals);
+    }
+};
+
 // What is done with a type's weights; Type is its number in a file.
 template <int Type>
 struct Product {
     static constexpr Form form = form_of(Type);
     static constexpr int Group = form.group;
     static constexpr bool Scaled = form.scales, Minimum = form.minimum;
-
-    // Columns whose products are added as integers.
-    QUIRE_INLINE static int together(const Rows& rows) { return form.zeros ? rows.run() : Group; }
+    using Kind = Widened<Group, Minimum, form.zeros>;
 
     // The scales of a group; `block` is the block that it belongs to.
     QUIRE_INLINE static void read_scales(const uint8_t* block, int group, Scales& to) {
@@ -82,40 +155,6 @@ struct Product {
         }
     }
 
-    template <int R>
-    QUIRE_INLINE static void start(const Rows& rows, int64_t column, Sums<R>& sums, int32_t (&of_x)[R]) {
-        const int32_t* known = rows.sum(column);
-        for (int r = 0; r < R; ++r, known += rows.parts) {
-            of_x[r] = !form.zeros && Group == 2 * kSum ? known[0] + known[1] : known[0];
-            for (int v = 0; v < kVectors; ++v) sums[r][v] = integers(-form.zero * of_x[r]);
-        }
-    }
-
-    template <int R>
-    QUIRE_INLINE static void add_pair(const vi (&w)[kVectors], const int16_t* x, int64_t xs, Sums<R>& sums) {
-        for (int r = 0; r < R; ++r) {
-            vi pair = all_pairs(x + r * xs);
-            for (int v = 0; v < kVectors; ++v) add_products(sums[r][v], w[v], pair);
-        }
-    }
-
-    // totals [R, 16] += a group's part.
-    template <int R>
-    QUIRE_INLINE static void finish(const Scales& scales, const Rows& rows, int64_t column, const Sums<R>& sums,
-                       const int32_t (&of_x)[R], float* totals) {
-        asm volatile("" : : "r"(totals) : "memory");  // else totals take the registers that sums need
-        const float* units = rows.scale(column);
-        for (int r = 0; r < R; ++r, units += rows.runs) {
-            vf unit = all(*units);
-            for (int v = 0; v < kVectors; ++v) {
-                vf product = mul(load(scales.scale + v * W), to_float(sums[r][v]));
-                if (Minimum) product = fma(load(scales.least + v * W), all(-float(of_x[r])), product);
-                float* total = totals + r * kPanel + v * W;
-                store(total, fma(product, unit, load(total)));
-            }
-        }
-    }
-
     template <int R, int... K>
     QUIRE_INLINE static void add_group(const uint8_t* codes, const int16_t* x, int64_t xs, Sums<R> (&turns)[kTurns<R>],
                           std::integer_sequence<int, K...>) {
@@ -123,7 +162,7 @@ struct Product {
             [&]() __attribute__((always_inline)) {
                 vi w[kVectors];
                 for (int v = 0; v < kVectors; ++v) w[v] = codes_of_pair<Type, K>(codes, v);
-                add_pair<R>(w, x + 2 * K, xs, turns[K % kTurns<R>]);
+                Kind::template add_pair<R>(w, x + 2 * K, xs, turns[K % kTurns<R>]);
             }(),
             ...);
     }
@@ -139,7 +178,7 @@ struct Product {
     // totals [R, 16] = R rows times a panel.
     template <int R>
     static void multiply(const Rows& rows, int64_t block, const uint8_t* panel, float* totals) {
-        const int groups = form.groups(block), step = together(rows) / Group;
+        const int groups = form.groups(block), step = Kind::together(rows) / Group;
         std::memset(totals, 0, R * kPanel * sizeof(float));
         for (int64_t begin = 0; begin < rows.columns; begin += groups * Group, panel += form.bytes(block)) {
             for (int group = 0; group < groups; group += step) {
@@ -147,7 +186,7 @@ struct Product {
                 Scales scales;
                 Sums<R> turns[kTurns<R>] = {};
                 int32_t of_x[R];
-                start<R>(rows, column, turns[0], of_x);
+                Kind::template start<R>(rows, column, form.zero, turns[0], of_x);
                 const uint8_t* codes = panel + form.code_offset() + group * form.group_bytes();
                 const int16_t* x = rows.at(column);
                 for (int i = 0; i < step; ++i, codes += form.group_bytes(), x += Group) {
@@ -155,7 +194,7 @@ struct Product {
                 }
                 add_turns<R>(turns);
                 read_scales(panel, group, scales);
-                finish<R>(scales, rows, column, turns[0], of_x, totals);
+                Kind::template finish<R>(scales, rows, column, turns[0], of_x, totals);
             }
         }
     }
@@ -178,30 +217,6 @@ struct Product {
             widen_group(own + form.code_offset() + in_block * form.group_bytes(),
                         to.codes + group * Group * kPanel, std::make_integer_sequence<int, Group / 2>());
             read_scales(own, in_block, to.scales[group]);
-        }
-    }
-
-    // totals [R, 16] += R rows times a stretch of a panel, which begins at this column.
-    template <int R>
-    static void multiply_stretch(const Rows& rows, int64_t begin, int columns, const Stretch& stretch, float* totals) {
-        const int step = together(rows);
-        const int64_t xs = rows.width(begin);
-        for (int done = 0; done < columns; done += step) {
-            int64_t column = begin + done;
-            Sums<R> sums;
-            int32_t of_x[R];
-            start<R>(rows, column, sums, of_x);
-            const int16_t *codes = stretch.codes + done * kPanel, *x = rows.at(column);
-#pragma GCC unroll 4
-            for (int pair = 0; pair < step / 2; ++pair) {
-                vi w[kVectors];
-                for (int v = 0; v < kVectors; ++v) {
-                    w[v] = load_integers(codes + (pair * kVectors + v) * 2 * W);
-                    asm("" : "+v"(w[v]));  // loaded once, not for each row
-                }
-                add_pair<R>(w, x + 2 * pair, xs, sums);
-            }
-            finish<R>(stretch.scales[done / Group], rows, column, sums, of_x, totals);
         }
     }
 
@@ -229,17 +244,10 @@ struct Product {
             for (int64_t tile = 0; tile < tiles; ++tile) {  // each asks for a part of the next stretch
                 fetch(next + bytes * tile / tiles, bytes * (tile + 1) / tiles - bytes * tile / tiles);
                 int64_t first = count * tile / tiles, n = count * (tile + 1) / tiles - first;
-                multiply_tile<kLeastRows>(n, rows.from(first), begin, columns, stretch, totals + first * kPanel);
+                Kind::template multiply_tile<kLeastRows>(n, rows.from(first), begin, columns, form.zero, stretch,
+                                                         totals + first * kPanel);
             }
         }
-    }
-
-    template <int R>
-    static void multiply_tile(int64_t n, const Rows& rows, int64_t begin, int columns, const Stretch& stretch,
-                              float* totals) {
-        if constexpr (R < kRows)
-            if (n > R) return multiply_tile<R + 1>(n, rows, begin, columns, stretch, totals);
-        multiply_stretch<R>(rows, begin, columns, stretch, totals);
     }
 
     // totals [count, 16] = at most kRowsAtOnce rows times a panel.

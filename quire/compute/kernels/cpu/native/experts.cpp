@@ -197,18 +197,34 @@ struct Mixture {
     int64_t gate_up_size, down_size;   // elements of one
     int64_t count, hidden, width;
     bool fused;                        // whether gates are applied as products are written, which only silu is
-    float alpha, added, limit;         // of the activation: gate · σ(alpha · gate) · (up + added), both within the limit
-    const T *gate_up_bias, *down_bias;  // [count, 2 · width], [count, hidden], or none
+    float alpha, added, limit;         // of the activation: gate · σ(alpha · gate) · (up + added), both within the limit;
+                                       // alpha 0 stands for gelu(gate) · (up + added), -1 for max(up, 0)² without gates
+    const T *gate_up_bias, *down_bias;  // [count, inner()], [count, hidden], or none
 
     bool is_silu() const { return alpha == 1.0f && added == 0.0f && std::isinf(limit); }
+    bool has_gates() const { return alpha >= 0.0f; }
+    int64_t inner() const { return has_gates() ? 2 * width : width; }  // of gates and ups
     const T* bias_of(const T* biases, int64_t expert, int64_t size) const {
         return biases ? biases + expert * size : nullptr;
     }
 };
 
-// y [rows, width] = the activation of x [rows, 2 · width]: gates, then ups.
+// y [rows, width] = max(x, 0)² of x [rows, width].
+template <class T>
+void square_positive(const T* x, int64_t rows, int64_t width, T* y) {
+    parallel_if(rows * width >= kWorthSharing, rows, [&](int64_t row) {
+        for (int64_t c = row * width, end = c + width; c < end; c += W) {
+            int left = int(std::min<int64_t>(W, end - c));
+            vf up = larger(load(x + c, left), all(0.0f));
+            store(y + c, mul(up, up), left);
+        }
+    });
+}
+
+// y [rows, width] = the activation of x [rows, inner()]: gates, then ups, or ups alone.
 template <class T>
 void activate(const Mixture<T>& m, const T* x, int64_t rows, T* y) {
+    if (!m.has_gates()) return square_positive(x, rows, m.width, y);
     vf most = all(m.limit), least = all(-m.limit);
     parallel_if(rows * m.width >= kScoresToShare, rows, [&](int64_t row) {
         const T *gates = x + row * 2 * m.width, *ups = gates + m.width;
@@ -216,7 +232,8 @@ void activate(const Mixture<T>& m, const T* x, int64_t rows, T* y) {
             int left = int(std::min<int64_t>(W, m.width - c));
             vf gate = load(gates + c, left), up = load(ups + c, left);
             gate = smaller(gate, most), up = larger(smaller(up, most), least);
-            vf share = div(gate, add(all(1.0f), exponential(mul(gate, all(-m.alpha)))));
+            vf share = m.alpha == 0.0f ? gelu(gate)
+                                       : div(gate, add(all(1.0f), exponential(mul(gate, all(-m.alpha)))));
             store(y + row * m.width + c, mul(share, add(up, all(m.added))), left);
         }
     });
@@ -252,11 +269,11 @@ void experts(const T* x, int64_t tokens, const Mixture<T>& m, const int64_t* num
             std::memcpy(rows + i * m.hidden, x + own[i] / chosen * m.hidden, m.hidden * sizeof(T));
         });
         const T* gate_up = m.gate_up + e * m.gate_up_size;
-        const T* bias = m.bias_of(m.gate_up_bias, e, 2 * m.width);
+        const T* bias = m.bias_of(m.gate_up_bias, e, m.inner());
         if (m.fused) {
             multiply_gated(rows, n, gate_up, m.width, m.hidden, bias, gated);
         } else {
-            multiply(rows, n, gate_up, 2 * m.width, m.hidden, bias, both);
+            multiply(rows, n, gate_up, m.inner(), m.hidden, bias, both);
             m.is_silu() ? gate(both, n, m.width, gated) : activate(m, both, n, gated);
         }
         bias = m.bias_of(m.down_bias, e, m.hidden);

@@ -51,6 +51,16 @@ void norm_row(const T* x, const V* weight, float eps, int64_t width, T* out) {
     scale_row(x, weight, squares_of(x, width) / float(width) + eps, width, out);
 }
 
+// out = x / sqrt(mean square + eps)
+template <class T>
+void unit_row(const T* x, float eps, int64_t width, T* out) {
+    vf factor = all(1.0f / std::sqrt(squares_of(x, width) / float(width) + eps));
+    for (int64_t c = 0; c < width; c += W) {
+        int n = int(std::min<int64_t>(W, width - c));
+        store(out + c, mul(load(x + c, n), factor), n);
+    }
+}
+
 template <class T>
 void add_row(T* x, const T* delta, int64_t width) {
     for (int64_t c = 0; c < width; c += W) {
@@ -158,12 +168,13 @@ struct Projected {
     C *keys, *values;
     T* q;
     const float* scales;  // [2, kv_heads] of a quantized cache
-    int32_t form;         // of kInterleaved, kCentered, kNormLast
+    int32_t form;         // of the flags below
     float clip;           // 0: nothing is clipped
     const float *mean_squares, *query_scale;
 };
 
 constexpr int32_t kInterleaved = 1, kCentered = 2, kNormLast = 4;
+constexpr int32_t kNormValues = 8, kValuesOfKeys = 16, kStoresNothing = 32;
 
 // A query that is multiplied with the scale of its keys; what is in the model's own type is stored divided by one.
 template <class T>
@@ -200,7 +211,9 @@ template <class T, class C, class V>
 void norm_rope_and_cache(const Projected<T, C>& s, const V* norm, const V* bias, float eps) {
     constexpr bool kQuantized = !std::is_same_v<T, C>;
 
-    int64_t wide = (s.heads + 2 * s.kv_heads) * s.d;
+    const bool apart = static_cast<const void*>(s.keys) != s.values;  // otherwise, keys are values too
+    const int64_t stored = s.form & kStoresNothing ? 0 : s.kv_heads;
+    int64_t wide = (s.heads + (apart && !(s.form & kValuesOfKeys) ? 2 : 1) * stored) * s.d;
     parallel_rows(s.tokens, wide, [&](int64_t token) {
         const T* x = s.qkv + token * s.stride;
         C* key = s.keys + s.places[token] * s.kv_heads * s.d;
@@ -211,7 +224,7 @@ void norm_rope_and_cache(const Projected<T, C>& s, const V* norm, const V* bias,
             clip_row(x, s.clip, wide, rotated + s.d);
             x = rotated + s.d;
         }
-        for (int64_t head = 0; head < s.heads + s.kv_heads; ++head) {
+        for (int64_t head = 0; head < s.heads + stored; ++head) {
             T* to = s.q + (token * s.heads + head) * s.d;
             if (head >= s.heads) {
                 if constexpr (kQuantized)
@@ -238,7 +251,19 @@ void norm_rope_and_cache(const Projected<T, C>& s, const V* norm, const V* bias,
                     store_scaled(to, s.d, s.scales[head - s.heads], key + (head - s.heads) * s.d);
             }
         }
-        const T* from = x + (s.heads + s.kv_heads) * s.d;
+        if (!apart || !stored) return;
+        const T* from = x + (s.heads + (s.form & kValuesOfKeys ? 0 : s.kv_heads)) * s.d;
+        if (s.form & kNormValues) {
+            for (int64_t head = 0; head < s.kv_heads; ++head) {
+                if constexpr (kQuantized) {
+                    unit_row(from + head * s.d, eps, s.d, normed);
+                    store_scaled(normed, s.d, s.scales[s.kv_heads + head], value + head * s.d);
+                } else {
+                    unit_row(from + head * s.d, eps, s.d, value + head * s.d);
+                }
+            }
+            return;
+        }
         if constexpr (kQuantized) {
             for (int64_t head = 0; head < s.kv_heads; ++head)
                 store_scaled(from + head * s.d, s.d, s.scales[s.kv_heads + head], value + head * s.d);
@@ -270,6 +295,33 @@ void gate_heads(T* x, const T* gate, int64_t stride, int64_t tokens, int64_t hea
                 }
                 store(own + c, mul(load(own + c, n), rounded(factor, own)), n);
             }
+        }
+    });
+}
+
+inline vf logistic(vf x) { return div(all(1.0f), add(all(1.0f), exponential(sub(zero(), x)))); }
+
+// norm(x) · activate(gate) or norm(x · activate(gate)), of groups of elements. Without a weight, there is no norm.
+template <class T>
+void gated_norm(const T* x, const T* gate, int64_t stride, const T* weight, int64_t weights, float eps, int64_t rows,
+                int64_t width, int64_t group, bool norm_first, bool is_logistic, T* out) {
+    parallel_rows(rows * (width / group), 4 * group, [&](int64_t number) {
+        int64_t at = number % (width / group) * group, row = number / (width / group);
+        const T *own = x + row * width + at, *gates = gate + row * stride + at;
+        auto gated = [&](int64_t c, int n, bool now) {
+            vf v = load(own + c, n), g = load(gates + c, n);
+            return now ? mul(v, is_logistic ? logistic(g) : silu(g)) : v;
+        };
+        vf squares = zero();
+        for (int64_t c = 0; weight && c < group; c += W) {
+            vf v = gated(c, int(std::min<int64_t>(W, group - c)), !norm_first);
+            squares = fma(v, v, squares);
+        }
+        vf factor = all(weight ? 1.0f / std::sqrt(sum(squares) / float(group) + eps) : 1.0f);
+        for (int64_t c = 0; c < group; c += W) {
+            int n = int(std::min<int64_t>(W, group - c));
+            vf v = mul(gated(c, n, true), factor);
+            store(out + row * width + at + c, weight ? mul(v, load(weight + (at + c) % weights, n)) : v, n);
         }
     });
 }
@@ -315,6 +367,11 @@ using namespace quire;
                                             int64_t d, int32_t shared, int32_t soft) {                                 \
         gate_heads(x, gate, stride, tokens, heads, d, shared, soft);                                                   \
     }                                                                                                                  \
+    extern "C" void quire_gated_norm_##name(const T* x, const T* gate, int64_t stride, const T* weight,                \
+                                            int64_t weights, float eps, int64_t rows, int64_t width, int64_t group,    \
+                                            int32_t norm_first, int32_t is_logistic, T* out) {                         \
+        gated_norm(x, gate, stride, weight, weights, eps, rows, width, group, norm_first, is_logistic, out);           \
+    }                                                                                                                  \
     extern "C" void quire_silu_and_mul_##name(const T* x, int64_t rows, int64_t width, T* out) {                       \
         activate_rows<true>(x, rows, width, out, [](vf v) { return silu(v); });                                        \
     }                                                                                                                  \
@@ -348,6 +405,7 @@ using namespace quire;
     QUIRE_ENTRY(multiply_##name)                                                                                       \
     QUIRE_ENTRY(rms_norm_##name)                                                                                       \
     QUIRE_ENTRY(layer_norm_##name)                                                                                     \
+    QUIRE_ENTRY(gated_norm_##name)                                                                                     \
     QUIRE_ENTRY(gate_heads_##name)                                                                                     \
     QUIRE_ENTRY(qk_mean_squares_##name)                                                                                \
     QUIRE_ENTRY(silu_and_mul_##name)                                                                                   \

@@ -133,6 +133,12 @@ extern "C" void quire_sequence_lengths(const int64_t* least, const int64_t* slot
         lengths[token] = std::max(least[slots[token]], positions[token] + 1);
 }
 
+// The position that each token counts as behind images.
+extern "C" void quire_shifted_positions(const int64_t* shifts, const int64_t* slots, const int64_t* positions,
+                                        int64_t tokens, int64_t* out) {
+    for (int64_t token = 0; token < tokens; ++token) out[token] = positions[token] + shifts[slots[token]];
+}
+
 // Each token's frequencies, [tokens, half]: the first list of `both` up to the original length, the second beyond it.
 extern "C" void quire_choose_frequencies(const int64_t* lengths, int64_t tokens, const float* both, int64_t half,
                                          int64_t original, float* out) {
@@ -164,6 +170,7 @@ extern "C" void quire_query_scales(const int64_t* positions, int64_t tokens, flo
 }
 
 QUIRE_ENTRY(sequence_lengths)
+QUIRE_ENTRY(shifted_positions)
 QUIRE_ENTRY(query_scales)
 QUIRE_ENTRY(choose_frequencies)
 QUIRE_ENTRY(grow_frequencies)

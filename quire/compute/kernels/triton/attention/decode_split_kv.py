@@ -64,6 +64,8 @@ class _Shape:
 
 @functools.cache
 def _shape(d: int, item: int) -> _Shape:
+    if d > 256:  # not measured
+        return _Shape(keys=16, warps=8, stages=2)
     if item == 4:
         return _Shape(keys=32, warps=8, stages=3)
     if d > 128:
@@ -97,7 +99,7 @@ def plan_kv_splits(
     """Implement reference/paged_attention.py's `plan_kv_splits`; all tensors are contiguous."""
     numbers, tokens = decode or (None, None)
     count = len(rows.slots) if numbers is None else len(numbers)
-    kind, size = mask_arguments(mask)
+    kind, size = mask_arguments(mask._replace(two_sided=False))  # in a row of one token, nothing is behind it
     if kind == CAUSAL.value:
         kind, size = WINDOW.value, _LONGEST  # so that one kernel serves both
     overlap = can_overlap(splits.device)
@@ -131,7 +133,7 @@ def _plan_kv_splits(
         token = tl.load(tokens + lane, inside, 0).to(tl.int32)
     length = tl.load(starts + row, inside, 0).to(tl.int32) + 1
     slot = tl.load(slots + row, inside, 0).to(tl.int32)
-    seen_from, _ = visible_range(length - 1, length, mask_size, KIND)
+    seen_from, _ = visible_range(length - 1, length, length, mask_size, KIND)
     base = seen_from // TILE * TILE
     tiles = tl.where(inside, (length - base + TILE - 1) // TILE, 0)
     low = _tiles_per_split(tiles, room, MIN_SPLIT_TILES)
@@ -271,7 +273,7 @@ def _decode_attention_split_kv(
             counter = arrived + first * KV_HEADS + kv_head
             if tl.atomic_add(counter, 1, sem="acq_rel", scope="gpu") == count - 1:
                 tl.store(counter, 0)
-                merged = _merge_kv_splits(
+                merged = merge_kv_splits(
                     outputs, sums, first, count, kv_head * GROUP, HEADS, GROUP, GROUP_BLOCK, D, D_BLOCK, MERGED
                 )
                 of_group = tl.arange(0, GROUP_BLOCK)
@@ -280,7 +282,7 @@ def _decode_attention_split_kv(
 
 
 @triton.jit
-def _merge_kv_splits(
+def merge_kv_splits(
     outputs, sums, first, count, head,
     HEADS: tl.constexpr, GROUP: tl.constexpr, GROUP_BLOCK: tl.constexpr, D: tl.constexpr, D_BLOCK: tl.constexpr,
     MERGED: tl.constexpr,

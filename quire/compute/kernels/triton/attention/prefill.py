@@ -71,6 +71,10 @@ def shape_within(memory: int, d: int, item: int) -> TileShape:
     registers fit.
     """
     ample = memory >= _AMPLE
+    if d > 256:  # not measured; a tile's sums take half of the registers
+        if item == 4:
+            return TileShape(rows=16, keys=16, warps=8, stages=1 if not ample else 2)
+        return TileShape(rows=64 if ample else 16, keys=32 if ample else 16, warps=8, stages=2)
     if item == 4:
         return TileShape(rows=16, keys=32, warps=8, stages=2, at_once=2 if ample or d <= 128 else 1)
     if d > 128:
@@ -148,13 +152,15 @@ def _prefill_attention(
     exists = ((m // GROUP < QUERIES) & (query < count))[:, None] & (column < D)[None, :]
     where = (((first + query) * HEADS + head) * D)[:, None] + column[None, :]
     x = tl.load(q + where, exists, 0.0)
-    seen_from, end = visible_range(start + offset, start + tl.minimum(offset + QUERIES, count), mask_size, KIND)
+    seen_from, end = visible_range(
+        start + offset, start + tl.minimum(offset + QUERIES, count), start + count, mask_size, KIND
+    )
     highest, started = softmax_start(sinks, head, (m // GROUP < QUERIES) & (query < count))
     _, weights, total = attention_over_keys(
         x, highest, started, keys, values, scales, slopes, load_slopes(slopes, head, head >= 0),
         block_table + slot * block_table_stride, start + query, kv_head, column, lane, seen_from // N * N, end,
-        seen_from, end, mask_size, before, after, CAPPED, KIND, KIND != CAUSAL, KV_HEADS, D, D_BLOCK, BLOCK_SIZE, M,
-        N, STAGES,
+        seen_from, end, start + count, mask_size, before, after, CAPPED, KIND, KIND > CAUSAL, KV_HEADS, D, D_BLOCK,
+        BLOCK_SIZE, M, N, STAGES,
     )  # fmt: skip
     tl.store(out + where, (total / weights[:, None]).to(out.dtype.element_ty), exists)
 
@@ -162,7 +168,7 @@ def _prefill_attention(
 @triton.jit
 def attention_over_keys(
     x, highest, weights, keys, values, scales, slopes, slope, blocks, position, kv_head, column, lane, begin, stop,
-    seen_from, end, mask_size, before, after,
+    seen_from, end, length, mask_size, before, after,
     CAPPED: tl.constexpr, KIND: tl.constexpr, MAY_SEE_NOTHING: tl.constexpr, KV_HEADS: tl.constexpr,
     D: tl.constexpr, D_BLOCK: tl.constexpr, BLOCK_SIZE: tl.constexpr, M: tl.constexpr, N: tl.constexpr,
     STAGES: tl.constexpr,
@@ -170,16 +176,17 @@ def attention_over_keys(
     """Return the highest scores and sums of weights [M], and sums of values [M, D_BLOCK], of queries x over some keys.
 
     `slope` comes from `load_slopes`. The softmax goes on from `highest` and `weights` (`softmax_start`). The keys are
-    those from `begin`, a multiple of N, to `stop`. Together the queries see keys from `seen_from` to `end`.
+    those from `begin`, a multiple of N, to `stop`. Together the queries see keys from `seen_from` to `end`, of
+    `length` that the row has.
     """
-    first_key, end_of_keys = visible_range(position, position + 1, mask_size, KIND)
-    if KIND != CAUSAL:
+    first_key, end_of_keys = visible_range(position, position + 1, length, mask_size, KIND)
+    if KIND > CAUSAL:
         first_key = first_key[:, None]
     total = tl.zeros((M, D_BLOCK), tl.float32)
     for at in tl.range(begin, stop, N, num_stages=STAGES):
         other = at + lane
         read = tl.minimum(other, end - 1)  # for what nobody sees, something that is seen, so that it is a number
-        if KIND != CAUSAL:
+        if KIND > CAUSAL:
             read = tl.maximum(read, seen_from)
         k, v = _load_kv_tile(keys, values, blocks, read, kv_head, column, KV_HEADS, D, D_BLOCK, BLOCK_SIZE)
         k, v = widened(k, x.dtype), widened(v, x.dtype)
@@ -187,7 +194,7 @@ def attention_over_keys(
         score = with_slopes(score, slopes, slope, other, position[:, None])
         seen = tile_mask(other[None, :], first_key, end_of_keys[:, None], KIND)
         score = tl.where(seen, score, float("-inf"))
-        highest, weights, total = _online_softmax(score, v, highest, weights, total, MAY_SEE_NOTHING)
+        highest, weights, total = online_softmax(score, v, highest, weights, total, MAY_SEE_NOTHING)
     if scales is not None:
         total *= tl.load(scales + KV_HEADS + kv_head)
     return highest, weights, total
@@ -210,7 +217,7 @@ def _load_kv_tile(
 
 
 @triton.jit
-def _online_softmax(score, v, highest, weights, total, MAY_SEE_NOTHING: tl.constexpr):
+def online_softmax(score, v, highest, weights, total, MAY_SEE_NOTHING: tl.constexpr):
     """Add a tile of scores and values to the running softmax."""
     new_highest = tl.maximum(highest, tl.max(score, 1))
     basis = new_highest

@@ -144,7 +144,7 @@ def _load_work_item(tiles, item, HEADS: gl.constexpr, N: gl.constexpr):
     tile = gl.minimum(item, items - 1) // HEADS
     token, queries = gl.load(tile_tokens + tile), gl.load(tile_queries + tile).to(gl.int32)
     passed, base = gl.load(tile_contexts + tile).to(gl.int32), gl.load(tile_bases + tile).to(gl.int32)
-    _, end = visible_range(passed, passed + queries, 0, CAUSAL)
+    _, end = visible_range(passed, passed + queries, passed + queries, 0, CAUSAL)
     return token, queries, passed, base, (end + N - 1) // N
 
 
@@ -215,7 +215,7 @@ def _online_softmax(s, highest, total, factor, MAY_SEE_NOTHING: gl.constexpr):
 def _masked(s, key, position, layout: gl.constexpr, N: gl.constexpr):
     """Return the scores of a tile of keys from `key` on, with -inf for keys that their query does not see."""
     keys = key + gl.arange(0, N, gl.SliceLayout(0, layout))
-    begin, end = visible_range(position, position + 1, 0, CAUSAL)
+    begin, end = visible_range(position, position + 1, position + 1, 0, CAUSAL)
     return gl.where(tile_mask(gl.expand_dims(keys, 0), begin, gl.expand_dims(end, 1), CAUSAL), s, float("-inf"))
 
 

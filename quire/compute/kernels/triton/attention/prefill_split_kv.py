@@ -134,8 +134,8 @@ def _prefill_attention_split_kv(
     highest, weights, total = attention_over_keys(
         x, highest, started, keys, values, scales, slopes, load_slopes(slopes, head, head >= 0),
         block_table + slot * block_table_stride, start + query, kv_head, column, lane, begin,
-        tl.minimum(begin + each * N, end), seen_from, end, mask_size, before, after, CAPPED, KIND, True, KV_HEADS, D,
-        D_BLOCK, BLOCK_SIZE, M, N, STAGES,
+        tl.minimum(begin + each * N, end), seen_from, end, start + count, mask_size, before, after, CAPPED, KIND, True,
+        KV_HEADS, D, D_BLOCK, BLOCK_SIZE, M, N, STAGES,
     )  # fmt: skip
     mean = total / tl.where(weights > 0, weights, 1.0)[:, None]
     if splits == 1:
@@ -228,7 +228,9 @@ def _kv_splits_of_tile(
     The result is the first position, where its tile of keys begins, the end, key tiles of a split, and the number of
     splits that are not empty, at most `splits`, and 0 for padding.
     """
-    seen_from, end = visible_range(start + offset, start + tl.minimum(offset + QUERIES, count), mask_size, KIND)
+    seen_from, end = visible_range(
+        start + offset, start + tl.minimum(offset + QUERIES, count), start + count, mask_size, KIND
+    )
     base = seen_from // N * N
     tiles = tl.where(offset < count, (end - base + N - 1) // N, 0)
     each = tl.maximum((tiles + splits - 1) // splits, MIN_SPLIT_TILES)

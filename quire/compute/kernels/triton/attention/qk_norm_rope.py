@@ -43,12 +43,15 @@ def qk_norm_rope_and_cache(qkv: Tensor, norm_rope: QKNormRope, write: CacheWrite
     assert qkv.stride()[1:] == (d, 1)
     assert keys.is_contiguous() and values.is_contiguous() and slot_mapping.is_contiguous() and q.is_contiguous()
     assert all(t is None or t.is_contiguous() for t in (norm, cos, sin, bias, mean_squares, query_scale))
+    assert form.values == "projected" or (norm is not None and mean_squares is None and not form.centered)
     if not tokens:
         return
-    half = 0 if cos is None else cos.shape[-1]
+    half, all_heads = 0 if cos is None else cos.shape[-1], heads + (1 if values is keys else 2) * kv_heads
+    if not form.stores:
+        all_heads = heads
     overlap = can_overlap(qkv.device)
     tile, warps = next((config for most, *config in _CONFIGS if tokens <= most), _CONFIG_OF_MANY)
-    if update is not None and tokens > _MAX_UPDATED:
+    if update is not None and (tokens > _MAX_UPDATED or not form.stores or form.values == "keys"):
         lora_expand(*update, qkv.view(len(qkv), -1))
         update = None
     low = slot_of_row = b = ranks = factors = summands = scaled = None
@@ -62,14 +65,15 @@ def qk_norm_rope_and_cache(qkv: Tensor, norm_rope: QKNormRope, write: CacheWrite
         b_stride, ranks_stride = b.stride(0), ranks.stride(0)
         rank, modules = b.shape[2], len(weights.rows)
         assert slot_of_row is not None and modules in (1, 3)
-    _qk_norm_rope_and_cache[(tokens, -(-(heads + 2 * kv_heads) // tile))](
+    _qk_norm_rope_and_cache[(tokens, -(-all_heads // tile))](
         qkv, norm, bias, mean_squares, query_scale, cos, sin, keys, values, slot_mapping, q, scales,
         low, slot_of_row, b, ranks, factors, summands, scaled, b_stride, ranks_stride, qkv.stride(0), eps,
         form.clip or 0.0,
-        MOST=LARGEST.get(keys.dtype, 0.0), HEADS=heads, KV_HEADS=kv_heads, D=d, HALF=half,
+        MOST=LARGEST.get(keys.dtype, 0.0), HEADS=heads, KV_HEADS=kv_heads, ALL=all_heads, D=d, HALF=half,
         HALF_BLOCK=_block(half), REST_BLOCK=_block(d - 2 * half), RANK=rank, MODULES=modules, BLOCK_R=_BLOCK_R,
         TILE=tile, CLIPPED=form.clip is not None, CENTERED=form.centered, NORM_LAST=form.norm_last,
-        INTERLEAVED=form.interleaved, OVERLAP=overlap, num_warps=warps, launch_pdl=overlap,
+        INTERLEAVED=form.interleaved, UNIT_VALUES=form.values != "projected", VALUES_OF_KEYS=form.values == "keys",
+        OVERLAP=overlap, num_warps=warps, launch_pdl=overlap,
     )  # fmt: skip
 
 
@@ -106,10 +110,11 @@ def _block(n: int) -> int:
 def _qk_norm_rope_and_cache(
     qkv, norm, bias, mean_squares, query_scale, cos, sin, keys, values, slot_mapping, q, scales,
     low, slot_of_row, b, ranks, factors, summands, scaled, b_stride, ranks_stride, qkv_token, eps, clip,
-    MOST: tl.constexpr, HEADS: tl.constexpr, KV_HEADS: tl.constexpr, D: tl.constexpr, HALF: tl.constexpr,
-    HALF_BLOCK: tl.constexpr, REST_BLOCK: tl.constexpr, RANK: tl.constexpr, MODULES: tl.constexpr,
+    MOST: tl.constexpr, HEADS: tl.constexpr, KV_HEADS: tl.constexpr, ALL: tl.constexpr, D: tl.constexpr,
+    HALF: tl.constexpr, HALF_BLOCK: tl.constexpr, REST_BLOCK: tl.constexpr, RANK: tl.constexpr, MODULES: tl.constexpr,
     BLOCK_R: tl.constexpr, TILE: tl.constexpr, CLIPPED: tl.constexpr, CENTERED: tl.constexpr,
-    NORM_LAST: tl.constexpr, INTERLEAVED: tl.constexpr, OVERLAP: tl.constexpr,
+    NORM_LAST: tl.constexpr, INTERLEAVED: tl.constexpr, UNIT_VALUES: tl.constexpr, VALUES_OF_KEYS: tl.constexpr,
+    OVERLAP: tl.constexpr,
 ):  # fmt: skip
     """Process some heads of a token, each in three parts: HALF dimensions, the HALF that rotate with them, and the
     rest.
@@ -120,7 +125,7 @@ def _qk_norm_rope_and_cache(
     release_dependents(OVERLAP)
     token = tl.program_id(0).to(tl.int64)
     head = tl.program_id(1) * TILE + tl.arange(0, TILE)
-    inside = head < HEADS + 2 * KV_HEADS
+    inside = head < ALL  # without values, where keys are values too
     changes = head < HEADS + KV_HEADS
     turning, resting = tl.arange(0, HALF_BLOCK), tl.arange(0, REST_BLOCK)
     turns = inside[:, None] & (turning < HALF)[None, :]
@@ -147,6 +152,8 @@ def _qk_norm_rope_and_cache(
             rest_b = _of_b(b, resting + 2 * HALF, changed[:, None] & (resting < D - 2 * HALF)[None, :], RANK)
     wait_for_inputs(OVERLAP)
     row = qkv + token * qkv_token + own
+    if VALUES_OF_KEYS:
+        row -= tl.where(head >= HEADS + KV_HEADS, KV_HEADS * D, 0)[:, None]
     if HALF > 0:
         first = tl.load(row + firsts[None, :], turns, 0.0)
         second = tl.load(row + seconds[None, :], turns, 0.0)
@@ -199,7 +206,7 @@ def _qk_norm_rope_and_cache(
     if norm is not None and not NORM_LAST:
         first, second, rest = _normed_parts(
             first, second, rest, norm, bias, mean_squares, own, token, head, firsts, seconds, resting, turns, rests,
-            changes, eps, HEADS, D, HALF, CENTERED,
+            changes, eps, HEADS, D, HALF, CENTERED, UNIT_VALUES,
         )  # fmt: skip
     if HALF > 0:
         c, s = c.to(tl.float32), s.to(tl.float32)
@@ -209,7 +216,7 @@ def _qk_norm_rope_and_cache(
     if norm is not None and NORM_LAST:
         first, second, rest = _normed_parts(
             first, second, rest, norm, bias, mean_squares, own, token, head, firsts, seconds, resting, turns, rests,
-            changes, eps, HEADS, D, HALF, CENTERED,
+            changes, eps, HEADS, D, HALF, CENTERED, UNIT_VALUES,
         )  # fmt: skip
     if SCALED:
         factor = tl.where(head < HEADS, tl.load(query_scale + token), 1.0)[:, None]
@@ -264,7 +271,7 @@ def _clipped(x, bound):
 @triton.jit
 def _normed_parts(
     first, second, rest, norm, bias, mean_squares, own, token, head, firsts, seconds, resting, turns, rests, changes,
-    eps, HEADS: tl.constexpr, D: tl.constexpr, HALF: tl.constexpr, CENTERED: tl.constexpr,
+    eps, HEADS: tl.constexpr, D: tl.constexpr, HALF: tl.constexpr, CENTERED: tl.constexpr, UNIT_VALUES: tl.constexpr,
 ):  # fmt: skip
     """Return the three parts of heads, normed by each head's mean square or by that of all heads."""
     mean = 0.0
@@ -288,11 +295,13 @@ def _normed_parts(
         scale = tl.rsqrt(total / D + eps)[:, None]
     if HALF > 0:
         its = turns & changes[:, None]
-        first = _normed(first, mean, scale, norm, bias, own + firsts[None, :], its, changes, CENTERED)
-        second = _normed(second, mean, scale, norm, bias, own + seconds[None, :], its, changes, CENTERED)
+        first = _normed(first, mean, scale, norm, bias, own + firsts[None, :], its, changes, CENTERED, UNIT_VALUES)
+        second = _normed(second, mean, scale, norm, bias, own + seconds[None, :], its, changes, CENTERED, UNIT_VALUES)
     if D > 2 * HALF:
         its = rests & changes[:, None]
-        rest = _normed(rest, mean, scale, norm, bias, own + 2 * HALF + resting[None, :], its, changes, CENTERED)
+        rest = _normed(
+            rest, mean, scale, norm, bias, own + 2 * HALF + resting[None, :], its, changes, CENTERED, UNIT_VALUES
+        )
     return first, second, rest
 
 
@@ -306,8 +315,9 @@ def _squares(x, mean, mask, CENTERED: tl.constexpr):
 
 
 @triton.jit
-def _normed(x, mean, scale, norm, bias, at, mask, changes, CENTERED: tl.constexpr):
-    """Return x · scale · weight, rounded before the weight where that has x's dtype; values are unchanged.
+def _normed(x, mean, scale, norm, bias, at, mask, changes, CENTERED: tl.constexpr, UNIT_VALUES: tl.constexpr):
+    """Return x · scale · weight, rounded before the weight where that has x's dtype; values are unchanged, or x · scale
+    (UNIT_VALUES).
 
     A layer norm is rounded once, and may have a bias.
     """
@@ -322,6 +332,8 @@ def _normed(x, mean, scale, norm, bias, at, mask, changes, CENTERED: tl.constexp
     normed = normed * weight.to(tl.float32)
     if bias is not None:
         normed += tl.load(bias + at, mask, 0.0).to(tl.float32)
+    if UNIT_VALUES:
+        x = (x.to(tl.float32) * scale).to(x.dtype)
     return tl.where(changes[:, None], normed.to(x.dtype), x)
 
 

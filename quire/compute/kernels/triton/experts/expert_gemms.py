@@ -543,7 +543,13 @@ def finished(
 
 
 def constants_of(activation: Activation) -> dict[str, str | float]:
-    """Return the constants that kernels are compiled for; a limit of 0 stands for none."""
+    """Return the constants that kernels are compiled for; a limit of 0 stands for none.
+
+    Raises:
+        NotImplementedError: Experts have no gates.
+    """
+    if activation.products == 1:
+        raise NotImplementedError("Experts without gates run on a CPU only.")
     return {"KIND": activation.kind, "ALPHA": activation.alpha, "LIMIT": activation.limit or 0.0}
 
 
@@ -554,6 +560,8 @@ def activated(gate, up, KIND: tl.constexpr, ALPHA: tl.constexpr, LIMIT: tl.const
         gate, up = tl.minimum(gate, LIMIT), tl.minimum(tl.maximum(up, -LIMIT), LIMIT)
     if KIND == "swigluoai":
         values = gate * tl.sigmoid(ALPHA * gate) * (up + 1.0)
+    elif KIND == "gelu":  # (1 + tanh(x)) / 2 is σ(2 x)
+        values = gate * tl.sigmoid(1.5957691216057308 * (gate + 0.044715 * gate * gate * gate)) * up
     else:
         values = silu_times(gate, up)
     return values

@@ -22,7 +22,7 @@ import torch
 from torch import Tensor
 
 from quire.compute.kernels.activations import SILU, Activation
-from quire.compute.kernels.reference.experts import ExpertAdapters, ExpertBiases
+from quire.compute.kernels.reference.experts import Coded, ExpertAdapters, ExpertBiases
 from quire.compute.kernels.reference.linear import CodebookWeight, ScaledWeight
 from quire.compute.kernels.triton.experts import routing
 from quire.compute.kernels.triton.experts.expert_gemms import (
@@ -33,9 +33,12 @@ from quire.compute.kernels.triton.experts.expert_gemms import (
     gemv_by_pair,
 )
 from quire.compute.kernels.triton.experts.mxfp4_by_pair import mxfp4_by_pair, serves_by_pair
+from quire.compute.kernels.triton.experts.mxfp4_few import FewConfig, mxfp4_few
+from quire.compute.kernels.triton.experts.mxfp4_layout import PackedExperts, can_be_packed, pack_mxfp4
+from quire.compute.kernels.triton.experts.mxfp4_many import ManyConfig, mxfp4_many
 from quire.compute.kernels.triton.launching.dependent_launch import can_overlap
-from quire.compute.kernels.triton.launching.device_properties import program_memory
-from quire.compute.kernels.triton.linear.coded_gemm import coded_arguments
+from quire.compute.kernels.triton.launching.device_properties import is_sm_90, program_memory
+from quire.compute.kernels.triton.linear.coded_gemm import coded_arguments, is_mxfp4
 from quire.compute.kernels.triton.linear.gemm import GemmConfig
 from quire.compute.kernels.triton.linear.gemv import GemvConfig
 
@@ -59,6 +62,18 @@ MXFP4 = (
     (float("inf"), GemmConfig(256, 128, 64, 1, 8, 3, True)),
 )
 """Configs for mxfp4, measured on an NVIDIA H200, with the maximum average number of pairs for each expert."""
+PackedConfigs = tuple[FewConfig, FewConfig] | tuple[ManyConfig, ManyConfig]
+PACKED_IN_PAIRS = (FewConfig(0, 8, 2, 1), FewConfig(0, 15, 4, 1))
+"""Configs for packed mxfp4 and a few tokens without adapters, up to MXFP4_BY_PAIR_UP_TO."""
+PACKED: tuple[tuple[float, PackedConfigs], ...] = (
+    (3, (FewConfig(8, 6, 4, 1),) * 2),
+    (6, (ManyConfig(16, 1, 3),) * 2),
+    (24, (ManyConfig(32, 1, 2),) * 2),
+    (40, (ManyConfig(64, 1, 2),) * 2),
+    (400, (ManyConfig(128, 2, 3),) * 2),
+    (float("inf"), (ManyConfig(256, 2, 3),) * 2),
+)
+"""Configs for packed mxfp4, measured on an NVIDIA H200, with the maximum average number of pairs for each expert."""
 HOPPER = 227 * 1024
 """The shared memory of a program that MXFP4's configs were chosen for."""
 _CONFIGS = Path(__file__).parent / "configs" / "device_name=NVIDIA_H200.json"
@@ -72,10 +87,17 @@ def pack_experts(weights: Tensor) -> Tensor:
     return weights
 
 
+def pack_coded_experts(stack: Coded, gated: bool, dtype: torch.dtype) -> Coded | PackedExperts:
+    """Implement reference/experts.py's op: mxfp4 is packed on Hopper for products in bf16."""
+    if not (isinstance(stack, CodebookWeight) and is_mxfp4(stack) and can_be_packed(stack)):
+        return stack
+    return pack_mxfp4(stack, gated) if dtype == torch.bfloat16 and is_sm_90(stack.packed.device) else stack
+
+
 def experts(
     x: Tensor,
-    gate_up: ExpertsWeight,
-    down: ExpertsWeight,
+    gate_up: ExpertsWeight | PackedExperts,
+    down: ExpertsWeight | PackedExperts,
     numbers: Tensor,
     weights: Tensor,
     out: Tensor,
@@ -91,6 +113,11 @@ def experts(
     assert all(t.is_contiguous() for t in (x, gate_up, down, numbers, weights, out) if isinstance(t, Tensor))
     if not len(x):
         return
+    if isinstance(gate_up, PackedExperts):
+        assert isinstance(down, PackedExperts)
+        _packed_experts(x, gate_up, down, numbers, weights, out, others, adapters, activation, biases)
+        return
+    assert not isinstance(down, PackedExperts)
     configs = _configs_for(x, gate_up, down, numbers, others, adapters is not None)
     overlap = can_overlap(x.device)
     experts_with_configs(
@@ -101,6 +128,25 @@ def experts(
 
 coded_experts = adapted_experts = adapted_coded_experts = experts
 """Ops of the table that this function serves too."""
+
+
+def _packed_experts(
+    x: Tensor, gate_up: PackedExperts, down: PackedExperts, numbers: Tensor, weights: Tensor, out: Tensor, others: int,
+    adapters: ExpertAdapters | None, activation: Activation, biases: ExpertBiases | None,
+) -> None:  # fmt: skip
+    configs = packed_configs(len(x), numbers.shape[1], len(down.words) + others, adapters is not None)
+    terms = can_overlap(x.device), others > 0, adapters, activation, biases
+    if isinstance(configs[0], FewConfig):
+        mxfp4_few(x, gate_up, down, numbers, weights, out, configs, *terms)
+    else:
+        mxfp4_many(x, gate_up, down, numbers, weights, out, configs, *terms)
+
+
+def packed_configs(tokens: int, chosen: int, count: int, adapted: bool) -> PackedConfigs:
+    """Return the configs of packed mxfp4 for this many tokens, each with `chosen` of `count` experts."""
+    if tokens <= MXFP4_BY_PAIR_UP_TO and not adapted and PACKED_IN_PAIRS[1].warps % chosen == 0:
+        return PACKED_IN_PAIRS
+    return next(configs for most, configs in PACKED if tokens * chosen <= most * count)
 
 
 def experts_with_configs(

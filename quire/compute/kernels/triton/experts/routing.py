@@ -33,6 +33,8 @@ _ADDED = 1024
 """Elements of a row that a program adds."""
 _ELEMENTS_PER_WARP = 2048
 """Elements of a row for each warp that quantizes it."""
+_MAX_RANKED = tl.constexpr(32)
+"""The most experts of which each is compared with all others, at once."""
 
 
 def route(
@@ -132,9 +134,10 @@ def _group(
     together = min(GROUPS, next_power_of_2(of_row))
     warps = max(warps, min(8, together * of_scale_up // _ELEMENTS_PER_WARP))
     overlap = can_overlap(numbers.device)
-    _group_kernel[(groups + rows,)](
-        numbers, slots, order, tiles, x, codes, scales, pairs, tiles.shape[1], experts, groups, largest, SMALLEST,
-        CHOSEN=numbers.shape[1], TILE=tile, BLOCK=block, COLUMNS=columns, SCALED=of_scale,
+    chunks = max(1, cdiv(pairs, block))
+    _group_kernel[(groups * chunks + rows,)](
+        numbers, slots, order, tiles, x, codes, scales, pairs, chunks, tiles.shape[1], experts, groups, largest,
+        SMALLEST, CHOSEN=numbers.shape[1], TILE=tile, BLOCK=block, COLUMNS=columns, SCALED=of_scale,
         SCALES=of_row, SCALED_UP=of_scale_up, TOGETHER=together, OVERLAP=overlap,
         num_warps=warps, launch_pdl=overlap,
     )  # fmt: skip
@@ -152,7 +155,6 @@ def _route_kernel(
     release_dependents(OVERLAP)
     token = tl.program_id(0).to(tl.int64)
     expert = tl.arange(0, BLOCK)
-    slot = tl.arange(0, SLOTS)
     there = expert < EXPERTS
     wait_for_inputs(OVERLAP)
     values = tl.load(logits + token * EXPERTS + expert, there, float("-inf")).to(tl.float32)
@@ -169,6 +171,34 @@ def _route_kernel(
     if KEPT < GROUPS:
         kept = _best_groups(keys, preferred, expert // (EXPERTS // GROUPS), GROUPS, GROUPS_UP, KEPT, BEST_TWO)
         keys = tl.where(kept, keys, least)
+    if SCORING != "sparsemixer" and BLOCK <= _MAX_RANKED:
+        slot = tl.sum((keys[None, :] > keys[:, None]).to(tl.int32), 1)  # each expert's place in the order of all
+        taken = slot < CHOSEN
+        chosen, chosen_shares = expert, tl.where(taken, shares, 0.0)
+    else:
+        slot, taken = tl.arange(0, SLOTS), tl.arange(0, SLOTS) < CHOSEN
+        chosen, chosen_shares = _best_in_turn(keys, values, shares, expert, BLOCK, CHOSEN, SLOTS, SCORING, MARGIN)
+    if RENORMALISE:
+        total = tl.sum(chosen_shares, 0)
+        if EPSILON > 0:
+            total += EPSILON
+        chosen_shares = chosen_shares / total
+    if SCALE != 1:
+        chosen_shares = chosen_shares * SCALE
+    tl.store(weights + token * CHOSEN + slot, chosen_shares.to(weights.dtype.element_ty), taken)
+    if COUNT < EXPERTS:
+        chosen = tl.where((chosen >= FIRST) & (chosen < FIRST + COUNT), chosen - FIRST, COUNT)
+    tl.store(numbers + token * CHOSEN + slot, chosen, taken)
+
+
+@triton.jit
+def _best_in_turn(
+    keys, values, shares, expert, BLOCK: tl.constexpr, CHOSEN: tl.constexpr, SLOTS: tl.constexpr,
+    SCORING: tl.constexpr, MARGIN: tl.constexpr,
+):  # fmt: skip
+    """Return the numbers and shares of the experts with the largest keys, [SLOTS], one after the other."""
+    least = -0x8000000000000000
+    slot = tl.arange(0, SLOTS)
     chosen = tl.zeros((SLOTS,), tl.int32)
     chosen_shares = tl.zeros((SLOTS,), tl.float32)
     for place in tl.static_range(CHOSEN):
@@ -183,17 +213,7 @@ def _route_kernel(
             share = tl.sum(tl.where(expert == number, shares, 0.0), 0)
         chosen_shares = tl.where(slot == place, share, chosen_shares)
         keys = tl.where(keys == best, least, keys)
-    if RENORMALISE:
-        total = tl.sum(chosen_shares, 0)
-        if EPSILON > 0:
-            total += EPSILON
-        chosen_shares = chosen_shares / total
-    if SCALE != 1:
-        chosen_shares = chosen_shares * SCALE
-    tl.store(weights + token * CHOSEN + slot, chosen_shares.to(weights.dtype.element_ty), slot < CHOSEN)
-    if COUNT < EXPERTS:
-        chosen = tl.where((chosen >= FIRST) & (chosen < FIRST + COUNT), chosen - FIRST, COUNT)
-    tl.store(numbers + token * CHOSEN + slot, chosen, slot < CHOSEN)
+    return chosen, chosen_shares
 
 
 @triton.jit
@@ -265,24 +285,29 @@ def _add_gated_kernel(
 
 
 @fast_launch
-@triton.jit(do_not_specialize=["pairs", "places", "experts", "groups"], do_not_specialize_on_alignment=["slots"])
+@triton.jit(
+    do_not_specialize=["pairs", "chunks", "places", "experts", "groups"], do_not_specialize_on_alignment=["slots"]
+)
 def _group_kernel(
-    numbers, slots, order, tiles, x, codes, scales, pairs, places, experts, groups, largest, smallest,
+    numbers, slots, order, tiles, x, codes, scales, pairs, chunks, places, experts, groups, largest, smallest,
     CHOSEN: tl.constexpr, TILE: tl.constexpr, BLOCK: tl.constexpr, COLUMNS: tl.constexpr, SCALED: tl.constexpr,
     SCALES: tl.constexpr, SCALED_UP: tl.constexpr, TOGETHER: tl.constexpr, OVERLAP: tl.constexpr,
 ):  # fmt: skip
     """Group pairs by expert, or, with slots, by adapter and expert.
 
-    With x, programs behind those of the groups quantize a row each, TOGETHER scales at a time, each for SCALED of its
-    COLUMNS.
+    A program writes those of one group among BLOCK of all pairs. With x, programs behind these quantize a row each,
+    TOGETHER scales at a time, each for SCALED of its COLUMNS.
     """
     release_dependents(OVERLAP)
     program = tl.program_id(0)
     wait_for_inputs(OVERLAP)
-    if x is None or program < groups:
-        _group_pairs(program, numbers, slots, order, tiles, pairs, places, experts, groups, CHOSEN, TILE, BLOCK)
+    if x is None or program < groups * chunks:
+        _group_pairs(
+            program // chunks, program % chunks, numbers, slots, order, tiles, pairs, places, experts, groups,
+            CHOSEN, TILE, BLOCK,
+        )  # fmt: skip
     else:
-        row = (program - groups).to(tl.int64)
+        row = (program - groups * chunks).to(tl.int64)
         for first in tl.static_range(0, SCALES, TOGETHER):
             quantize_groups(
                 x + row * COLUMNS, codes + row * COLUMNS, scales + row * SCALES, first + tl.arange(0, TOGETHER),
@@ -292,30 +317,39 @@ def _group_kernel(
 
 @triton.jit
 def _group_pairs(
-    group, numbers, slots, order, tiles, pairs, places, experts, groups, CHOSEN: tl.constexpr, TILE: tl.constexpr,
-    BLOCK: tl.constexpr,
+    group, chunk, numbers, slots, order, tiles, pairs, places, experts, groups,
+    CHOSEN: tl.constexpr, TILE: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
+    """Write a group's pairs among BLOCK of all, and, for the first of these, the group's tiles."""
     whole = pairs // BLOCK * BLOCK  # as far as no load needs a mask, they are of 16 bytes
     rest = whole + tl.arange(0, BLOCK)
-    last_groups = tl.load(numbers + rest, rest < pairs, 0x7FFFFFFF)
+    own = tl.load(numbers + rest, rest < pairs, 0x7FFFFFFF)
     if slots is not None:
-        last_groups = _adapted_groups(last_groups, slots, rest, pairs, experts, CHOSEN)
-    theirs = (last_groups < group).to(tl.int32)
+        own = _adapted_groups(own, slots, rest, pairs, experts, CHOSEN)
+    theirs, ours = (own < group).to(tl.int32), (own == group).to(tl.int32)
+    earlier = tl.zeros_like(ours)
     for begin in tl.range(0, whole, BLOCK, num_stages=3):
         pair = begin + tl.arange(0, BLOCK)
-        own = tl.load(numbers + pair)
+        other = tl.load(numbers + pair)
         if slots is not None:
-            own = _adapted_groups(own, slots, pair, pairs, experts, CHOSEN)
-        theirs += (own < group).to(tl.int32)
+            other = _adapted_groups(other, slots, pair, pairs, experts, CHOSEN)
+        theirs += (other < group).to(tl.int32)
+        ours += (other == group).to(tl.int32)
+        earlier += ((other == group) & (begin < chunk * BLOCK)).to(tl.int32)
     before = tl.sum(theirs, 0)
-    end = before
-    for begin in tl.range(0, whole, BLOCK, num_stages=3):
-        pair = begin + tl.arange(0, BLOCK)
+    pair = chunk * BLOCK + tl.arange(0, BLOCK)
+    if chunk * BLOCK < whole:
         own = tl.load(numbers + pair)
         if slots is not None:
             own = _adapted_groups(own, slots, pair, pairs, experts, CHOSEN)
-        end = _write_pairs(order, end, pair, own == group)
-    end = _write_pairs(order, end, rest, last_groups == group)
+    _write_pairs(order, before + tl.sum(earlier, 0), pair, own == group)
+    if chunk == 0:
+        _write_tiles(tiles, before, before + tl.sum(ours, 0), group, places, groups, TILE)
+
+
+@triton.jit
+def _write_tiles(tiles, before, end, group, places, groups, TILE: tl.constexpr):
+    """Write the tiles of a group's pairs, of which there are `before` to `end` among all."""
     first = tl.minimum(before, before // TILE + group)
     last = tl.where(group + 1 < groups, tl.minimum(end, end // TILE + group + 1), places)
     for some in range(first, last, 32):
@@ -335,7 +369,6 @@ def _adapted_groups(numbers, slots, pair, pairs, experts, CHOSEN: tl.constexpr):
 
 @triton.jit
 def _write_pairs(order, end, pair, own):
-    """Write the pairs that are `own` to order, from `end` on, and return where they end."""
+    """Write the pairs that are `own` to order, from `end` on."""
     counts = tl.cumsum(own.to(tl.int32), 0)
     tl.store(order + end + counts - 1, pair, own)
-    return end + tl.max(counts, 0)

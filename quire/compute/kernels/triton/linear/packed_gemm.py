@@ -197,6 +197,27 @@ def middle_zeros(SHAPE: gl.constexpr, dtype: gl.constexpr, LAYOUT: gl.constexpr)
 
 
 @gluon.jit
+def along_first(SIZE: gl.constexpr, LAYOUT: gl.constexpr):
+    """Return 0 to SIZE along the first of three dimensions."""
+    index = gl.arange(0, SIZE, layout=gl.SliceLayout(1, gl.SliceLayout(2, LAYOUT)))
+    return gl.expand_dims(gl.expand_dims(index, 1), 2)
+
+
+@gluon.jit
+def along_second(SIZE: gl.constexpr, LAYOUT: gl.constexpr):
+    """Return 0 to SIZE along the second of three dimensions."""
+    index = gl.arange(0, SIZE, layout=gl.SliceLayout(0, gl.SliceLayout(2, LAYOUT)))
+    return gl.expand_dims(gl.expand_dims(index, 0), 2)
+
+
+@gluon.jit
+def along_third(SIZE: gl.constexpr, LAYOUT: gl.constexpr):
+    """Return 0 to SIZE along the third of three dimensions."""
+    index = gl.arange(0, SIZE, layout=gl.SliceLayout(0, gl.SliceLayout(1, LAYOUT)))
+    return gl.expand_dims(gl.expand_dims(index, 0), 1)
+
+
+@gluon.jit
 def place_of_program(rows, GROUPS, T: gl.constexpr, M: gl.constexpr, SPLIT: gl.constexpr):
     """Return a program's tile, its first 64 rows of the weight, its first row of x, and its groups of columns."""
     tile = gl.program_id(0)

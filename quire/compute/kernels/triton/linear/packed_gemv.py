@@ -19,7 +19,7 @@ from triton.experimental.gluon.language.nvidia.ampere import mma_v2
 
 from quire.compute.kernels.triton.launching.dependent_launch import release_dependents, wait_for_inputs
 from quire.compute.kernels.triton.launching.launch import cdiv, fast_launch
-from quire.compute.kernels.triton.linear.packed_gemm import middle_zeros
+from quire.compute.kernels.triton.linear.packed_gemm import along_first, along_second, along_third, middle_zeros
 from quire.compute.kernels.triton.linear.packed_layout import PackedWeight, expansion, pairs_of
 
 _EXPAND_BF16 = gl.constexpr(expansion(torch.bfloat16, scaled=False))
@@ -89,14 +89,14 @@ def _packed_gemv_kernel(
     tile = gl.program_id(0) * R
     STEPS: gl.constexpr = (GROUPS + W * C - 1) // (W * C) * C  # of each warp, in groups
     EVEN: gl.constexpr = STEPS * W == GROUPS
-    warp = _first(W, flat)
-    r = _second(R, flat)
-    word = _third(256, flat)
+    warp = along_first(W, flat)
+    r = along_second(R, flat)
+    word = along_third(256, flat)
     w_from = w + (tile + r).to(gl.int64) * (GROUPS * 256) + (warp * (STEPS * 256) + word)
     z_from = zeros + ((tile + r) * GROUPS + warp * STEPS) * 8 + word // 16 % 8
-    x_warp = _first(W, wide)
-    m = _second(M, wide)
-    x_from = x + m.to(gl.int64) * x_stride + (x_warp * (STEPS * 64) + _third(64, wide))
+    x_warp = along_first(W, wide)
+    m = along_second(M, wide)
+    x_from = x + m.to(gl.int64) * x_stride + (x_warp * (STEPS * 64) + along_third(64, wide))
     x_mask = m < rows
     s_warp = gl.expand_dims(gl.arange(0, W, layout=gl.SliceLayout(1, gl.SliceLayout(2, mma))), 1)
     s_row = gl.expand_dims(gl.arange(0, 16 * R, layout=gl.SliceLayout(0, gl.SliceLayout(2, mma))), 0)
@@ -132,25 +132,6 @@ def _packed_gemv_kernel(
         first = second
     acc = _multiply(first, xs, acc, C, W, R, M, SYMMETRIC, dtype, flat, mma)
     _write(gl.sum(acc, 0), y, tile, rows, outputs, M, W, R, GATED)
-
-
-@gluon.jit
-def _first(SIZE: gl.constexpr, LAYOUT: gl.constexpr):
-    """Return 0 to SIZE along the first of three dimensions."""
-    index = gl.arange(0, SIZE, layout=gl.SliceLayout(1, gl.SliceLayout(2, LAYOUT)))
-    return gl.expand_dims(gl.expand_dims(index, 1), 2)
-
-
-@gluon.jit
-def _second(SIZE: gl.constexpr, LAYOUT: gl.constexpr):
-    index = gl.arange(0, SIZE, layout=gl.SliceLayout(0, gl.SliceLayout(2, LAYOUT)))
-    return gl.expand_dims(gl.expand_dims(index, 0), 2)
-
-
-@gluon.jit
-def _third(SIZE: gl.constexpr, LAYOUT: gl.constexpr):
-    index = gl.arange(0, SIZE, layout=gl.SliceLayout(0, gl.SliceLayout(1, LAYOUT)))
-    return gl.expand_dims(gl.expand_dims(index, 0), 1)
 
 
 @gluon.jit

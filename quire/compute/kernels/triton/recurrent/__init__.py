@@ -1,0 +1,1 @@
+"""Ops that keep one state a sequence."""
