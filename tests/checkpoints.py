@@ -159,6 +159,8 @@ def make_tiny(
         for name, buffer in model.named_buffers():
             if name.endswith("correction_bias"):
                 buffer.normal_(0.0, std, generator=generator)
+            elif name.endswith("layer_scalar"):
+                buffer.normal_(1.0, std, generator=generator)
     model.save_pretrained(path, **({"max_shard_size": shards} if shards else {}))
     if generation == 4:
         edit_config(path, _as_published_by_4)

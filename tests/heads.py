@@ -10,7 +10,7 @@ import math
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import pytest
 import torch
@@ -159,6 +159,16 @@ class ReferenceHead:
         return torch.cat((left * cos - right * sin, right * cos + left * sin), -1)
 
 
+class Proposer(Protocol):
+    """What a head should propose."""
+
+    def logits(self, tokens: Sequence[int], drafts: int) -> list[Tensor]:
+        """For the sequence's next tokens, as greedy drafts lead to one another."""
+
+    def token(self, own: int) -> int:
+        """The model's id of one of the head's tokens."""
+
+
 class Noted:
     """What heads proposed.
 
@@ -171,7 +181,7 @@ class Noted:
         self.drafts: dict[tuple[int, ...], list[int]] = {}
         self.plans: list[Plan] = []
 
-    def check(self, reference: ReferenceHead, every: int = 7) -> None:
+    def check(self, reference: Proposer, every: int = 7) -> None:
         """Some of it is what the reference proposes, up to ties."""
         assert len(self.drafts) > 100
         for context, proposed in list(self.drafts.items())[::every]:

@@ -49,12 +49,16 @@ def test_no_code_comes_from_models_or_requests() -> None:
     assert [name_of(module) for module in MODULES if loaders & called[module]] == []
     readers = {"auto_map", "trust_remote_code"}
     mentioned = {name_of(m) for m in MODULES if readers & set(re.findall(r"\w+", m.read_text()))}
-    # Where the flag is refused, and a model that needs such code.
-    assert mentioned <= {"quire/foundation/config/vllm_compat.py", "quire/models/fallback/classes.py"}
+    # Where the flag is refused, a model that needs such code, and processors that are told to load none.
+    processors = "quire/models/fallback/image_processor.py"
+    assert mentioned <= {"quire/foundation/config/vllm_compat.py", "quire/models/fallback/classes.py", processors}
+    told = [line.strip() for line in (ROOT / processors).read_text().splitlines() if "trust_remote_code" in line]
+    assert told
+    assert all(re.search(r"trust_remote_code\"?[=:] ?False", line) for line in told)
 
 
 def test_keys_are_compared_as_digests_in_constant_time() -> None:
-    head = ROOT / "quire/serving/api/request_head.py"
+    head = ROOT / "quire/serving/api/auth.py"
     assert {"hmac.compare_digest", "find_digest"} <= set(calls(head))
     compared = {ast.unparse(node) for node in ast.walk(parsed(head)) if isinstance(node, ast.Compare)}
     assert not [text for text in compared if "==" in text and ("key" in text or "digest" in text)]

@@ -1,4 +1,4 @@
-"""The blocks of decoders: where the norms of the residual stream stand, relative to attention and MLP.
+"""The blocks of decoders and encoders: where the norms of the residual stream stand, relative to attention and MLP.
 
 A block takes the stream in two parts, x and what is still to be added to it, so that adding and norming take one pass.
 """
@@ -11,34 +11,56 @@ from typing import Protocol
 from torch import Tensor
 
 from quire.compute.attention.backend import AttentionBackend
-from quire.compute.collectives.delta import Delta, added, sum_of, total_of
+from quire.compute.collectives.delta import Delta, Stream, added, sum_of, total_of
 from quire.models.layers.factory import LayerFactory
+from quire.models.layers.norm import LayerNorm, NoNorm, RMSNorm
 from quire.models.layers.rotary import Angles
-from quire.models.projections import build_attention, build_mlp, norm_names
+from quire.models.projections import build_cross_attention, build_mixer, build_mlp, norm_names
+from quire.models.recurrent_spec import NoMixerSpec
 from quire.models.spec import ModelSpec
 
 
 class Block(Protocol):
-    """One layer of a decoder."""
+    """One layer of a decoder or an encoder."""
 
-    def __call__(self, x: Tensor, delta: Delta | None, angles: Angles | None, attention: AttentionBackend) -> Delta:
-        """Add `delta` to x [tokens, hidden] in place, and return the next delta, which is not added yet."""
+    def __call__(self, x: Tensor, delta: Delta | None, angles: Angles | None, attention: AttentionBackend) -> Stream:
+        """Add `delta` to x [tokens, hidden] in place, and return the next stream, whose delta is not added yet."""
         ...
 
 
 class PreNormBlock:
-    """x += attention(norm(x)); x += mlp(norm(x))."""
+    """x += attention(norm(x)); x += mlp(norm(x)). If there is only one norm, attention reads x itself."""
 
     def __init__(self, spec: ModelSpec, build: LayerFactory, layer: int) -> None:
         kind, (before_attention, before_mlp) = spec.layers[layer].norms, norm_names(spec, layer)
-        self._attention = build_attention(spec, build, layer)
-        self._attention_norm = build.stream_norm(before_attention, spec.hidden, kind, self._attention.row_form)
+        self._attention = build_mixer(spec, build, layer)
+        self._attention_norm: RMSNorm | LayerNorm | NoNorm = NoNorm()
+        if kind.number == 2:
+            self._attention_norm = build.stream_norm(before_attention, spec.hidden, kind, self._attention.row_form)
         self._mlp = build_mlp(spec, build, layer)
         self._mlp_norm = build.stream_norm(before_mlp, spec.hidden, kind, self._mlp.row_form)
 
-    def __call__(self, x: Tensor, delta: Delta | None, angles: Angles | None, attention: AttentionBackend) -> Delta:
+    def __call__(self, x: Tensor, delta: Delta | None, angles: Angles | None, attention: AttentionBackend) -> Stream:
         delta = self._attention(self._attention_norm.rows(x, delta), angles, attention)
-        return self._mlp(self._mlp_norm.rows(x, delta))
+        return Stream(x, self._mlp(self._mlp_norm.rows(x, delta)))
+
+
+class CrossBlock:
+    """x += attention(norm(x)); x += cross attention(norm(x)); x += mlp(norm(x)), as in decoders behind an encoder."""
+
+    def __init__(self, spec: ModelSpec, build: LayerFactory, layer: int) -> None:
+        kind, (before_attention, before_cross, before_mlp) = spec.layers[layer].norms, norm_names(spec, layer)
+        self._attention = build_mixer(spec, build, layer)
+        self._attention_norm = build.stream_norm(before_attention, spec.hidden, kind, self._attention.row_form)
+        self._cross = build_cross_attention(spec, build, layer)
+        self._cross_norm = build.stream_norm(before_cross, spec.hidden, kind, self._cross.row_form)
+        self._mlp = build_mlp(spec, build, layer)
+        self._mlp_norm = build.stream_norm(before_mlp, spec.hidden, kind, self._mlp.row_form)
+
+    def __call__(self, x: Tensor, delta: Delta | None, angles: Angles | None, attention: AttentionBackend) -> Stream:
+        delta = self._attention(self._attention_norm.rows(x, delta), angles, attention)
+        delta = self._cross(self._cross_norm.rows(x, delta), attention)
+        return Stream(x, self._mlp(self._mlp_norm.rows(x, delta)))
 
 
 class PostNormBlock:
@@ -46,16 +68,16 @@ class PostNormBlock:
 
     def __init__(self, spec: ModelSpec, build: LayerFactory, layer: int) -> None:
         kind, (after_attention, after_mlp) = spec.layers[layer].norms, norm_names(spec, layer)
-        self._attention = build_attention(spec, build, layer)
+        self._attention = build_mixer(spec, build, layer)
         self._attention_norm = build.stream_norm(after_attention, spec.hidden, kind)
         self._mlp = build_mlp(spec, build, layer)
         self._mlp_norm = build.stream_norm(after_mlp, spec.hidden, kind)
 
-    def __call__(self, x: Tensor, delta: Delta | None, angles: Angles | None, attention: AttentionBackend) -> Delta:
+    def __call__(self, x: Tensor, delta: Delta | None, angles: Angles | None, attention: AttentionBackend) -> Stream:
         if delta is not None:
             added(x, total_of(delta))
         added(x, self._attention_norm(self._attention(x, angles, attention)))
-        return self._mlp_norm(self._mlp(x))
+        return Stream(x, self._mlp_norm(self._mlp(x)))
 
 
 class SandwichBlock:
@@ -63,16 +85,16 @@ class SandwichBlock:
 
     def __init__(self, spec: ModelSpec, build: LayerFactory, layer: int) -> None:
         kind, names = spec.layers[layer].norms, norm_names(spec, layer)
-        self._attention = build_attention(spec, build, layer)
+        self._attention = build_mixer(spec, build, layer)
         self._before_attention = build.stream_norm(names[0], spec.hidden, kind, self._attention.row_form)
         self._after_attention = build.stream_norm(names[1], spec.hidden, kind)
         self._mlp = build_mlp(spec, build, layer)
         self._before_mlp = build.stream_norm(names[2], spec.hidden, kind, self._mlp.row_form)
         self._after_mlp = build.stream_norm(names[3], spec.hidden, kind)
 
-    def __call__(self, x: Tensor, delta: Delta | None, angles: Angles | None, attention: AttentionBackend) -> Delta:
+    def __call__(self, x: Tensor, delta: Delta | None, angles: Angles | None, attention: AttentionBackend) -> Stream:
         delta = self._after_attention(self._attention(self._before_attention.rows(x, delta), angles, attention))
-        return self._after_mlp(self._mlp(self._before_mlp.rows(x, delta)))
+        return Stream(x, self._after_mlp(self._mlp(self._before_mlp.rows(x, delta))))
 
 
 class ParallelBlock:
@@ -80,7 +102,7 @@ class ParallelBlock:
 
     def __init__(self, spec: ModelSpec, build: LayerFactory, layer: int) -> None:
         kind, names = spec.layers[layer].norms, norm_names(spec, layer)
-        self._attention = build_attention(spec, build, layer)
+        self._attention = build_mixer(spec, build, layer)
         self._mlp = build_mlp(spec, build, layer)
         form = self._attention.row_form if kind.number == 2 or self._attention.row_form == self._mlp.row_form else None
         self._norm = build.stream_norm(names[0], spec.hidden, kind, form)
@@ -88,10 +110,45 @@ class ParallelBlock:
         if kind.number == 2:
             self._mlp_norm = build.stream_norm(names[1], spec.hidden, kind, self._mlp.row_form)
 
-    def __call__(self, x: Tensor, delta: Delta | None, angles: Angles | None, attention: AttentionBackend) -> Delta:
+    def __call__(self, x: Tensor, delta: Delta | None, angles: Angles | None, attention: AttentionBackend) -> Stream:
         rows = self._norm.rows(x, delta)
         mlp_rows = rows if self._mlp_norm is None else self._mlp_norm.rows(x, None)
-        return sum_of(self._attention(rows, angles, attention), self._mlp(mlp_rows))
+        return Stream(x, sum_of(self._attention(rows, angles, attention), self._mlp(mlp_rows)))
+
+
+class SumNormBlock:
+    """x = norm(x + attention(x)); x = norm(x + mlp(x)), as in BERT (Vaswani et al. 2017, section 3.1)."""
+
+    def __init__(self, spec: ModelSpec, build: LayerFactory, layer: int) -> None:
+        kind, (of_attention, of_mlp) = spec.layers[layer].norms, norm_names(spec, layer)
+        self._attention = build_mixer(spec, build, layer)
+        self._attention_norm = build.stream_norm(of_attention, spec.hidden, kind)
+        self._mlp = build_mlp(spec, build, layer)
+        self._mlp_norm = build.stream_norm(of_mlp, spec.hidden, kind)
+
+    def __call__(self, x: Tensor, delta: Delta | None, angles: Angles | None, attention: AttentionBackend) -> Stream:
+        if delta is not None:
+            added(x, total_of(delta))
+        x = self._attention_norm(x, self._attention(x, angles, attention))
+        return Stream(self._mlp_norm(x, self._mlp(x)), None)
+
+
+class OnePartBlock:
+    """x += part(norm(x)), where the part is a mixer or an MLP, as in Mamba and Nemotron-H."""
+
+    def __init__(self, spec: ModelSpec, build: LayerFactory, layer: int) -> None:
+        own, (name, *_) = spec.layers[layer], norm_names(spec, layer)
+        self._mixer = None if isinstance(own.mixer, NoMixerSpec) else build_mixer(spec, build, layer)
+        part = self._mlp = build_mlp(spec, build, layer) if self._mixer is None else None
+        form = self._mixer.row_form if self._mixer is not None else part.row_form if part is not None else None
+        self._norm = build.stream_norm(name, spec.hidden, own.norms, form)
+
+    def __call__(self, x: Tensor, delta: Delta | None, angles: Angles | None, attention: AttentionBackend) -> Stream:
+        rows = self._norm.rows(x, delta)
+        if self._mlp is not None:
+            return Stream(x, self._mlp(rows))
+        assert self._mixer is not None
+        return Stream(x, self._mixer(rows, angles, attention))
 
 
 _BLOCKS: dict[str, Callable[[ModelSpec, LayerFactory, int], Block]] = {
@@ -99,6 +156,9 @@ _BLOCKS: dict[str, Callable[[ModelSpec, LayerFactory, int], Block]] = {
     "behind": PostNormBlock,
     "around": SandwichBlock,
     "parallel": ParallelBlock,
+    "on sums": SumNormBlock,
+    "alone": OnePartBlock,
+    "before, with cross": CrossBlock,
 }
 
 

@@ -13,8 +13,11 @@ from typing import Any
 
 from quire.errors import CheckpointError
 
-_NULLABLE = ("head_dim", "sliding_window", "attn_logit_softcapping", "final_logit_softcapping")
-"""Keys whose null is a value: no window, no bound, or heads that share the hidden width."""
+_NULLABLE = (
+    "head_dim", "q_lora_rank", "sliding_window", "attn_logit_softcapping", "final_logit_softcapping", "scale_depth",
+    "dim_model_base",
+)  # fmt: skip
+"""Keys whose null is a value: no window, no bound, no latent, no factor, or heads that share the hidden width."""
 
 _OF_ALL = ("dtype", "torch_dtype", "quantization_config", "tie_word_embeddings", "eos_token_id", "bos_token_id")
 """Keys of the whole model that also apply to its text model."""
@@ -42,6 +45,11 @@ class ConfigFile:
         self._values: dict[str, Any] = values
         self._names: Mapping[str, str | tuple[str, ...]] = {}
         self._defaults: Mapping[str, Any] = {}
+
+    @property
+    def directory(self) -> Path:
+        """The directory that the file lies in."""
+        return self._file.parent
 
     def adopt(self, names: Mapping[str, str | tuple[str, ...]], defaults: Mapping[str, Any]) -> None:
         """Apply an architecture's names of Llama's keys, and its defaults for missing keys."""
@@ -85,8 +93,10 @@ class ConfigFile:
         return default if key in _NULLABLE and name in self._values else self._defaults.get(key, default)
 
     def count(self, key: str, default: int | None = None) -> int:
-        """Read a positive integer."""
+        """Read a positive integer. In place of the number of layers, there may be a list that has them all."""
         value = self.get(key, default)
+        if key == "num_hidden_layers" and isinstance(value, list):
+            value = len(value)
         if isinstance(value, bool) or not isinstance(value, int) or not 0 < value < 2**31:
             raise self.wrong(key, "must be a positive integer")
         return value
@@ -157,3 +167,22 @@ class ConfigFile:
         if not isinstance(value, list) or not all(type(i) is int and 0 <= i < layers for i in value):
             raise self.wrong(key, f"must be a list of layer numbers below {layers}")
         return frozenset(value)
+
+
+def processor_settings(directory: Path, part: str) -> dict[str, Any]:
+    """Return the settings of a part of a checkpoint's processor: those in processor_config.json, or else
+    preprocessor_config.json; empty if there are none, so that the family's own apply.
+
+    Args:
+        directory: Where the checkpoint's files lie.
+        part: Its name in processor_config.json: "image_processor" or "feature_extractor".
+    """
+    for name, key in (("processor_config.json", part), ("preprocessor_config.json", None)):
+        try:
+            found = json.loads((directory / name).read_text(encoding="utf-8"))
+        except (OSError, ValueError, RecursionError):
+            continue
+        settings = found.get(key) if isinstance(found, dict) and key else found
+        if isinstance(settings, dict):
+            return settings
+    return {}

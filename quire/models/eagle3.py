@@ -16,6 +16,7 @@ from quire.compute.attention.backend import AttentionBackend
 from quire.compute.collectives.delta import Stream
 from quire.compute.kernels.dispatch import kernel
 from quire.errors import CheckpointError
+from quire.models.head_spec import HeadSpec
 from quire.models.layers.factory import LayerFactory
 from quire.models.layers.norm import RMS
 from quire.models.layers.rotary import Positions
@@ -31,7 +32,7 @@ class Eagle3Head:
     """Embedding, one layer, norm and head; `lent` is what the target model lends."""
 
     def __init__(self, spec: ModelSpec, build: LayerFactory, lent: Lent) -> None:
-        assert spec.head is not None
+        assert isinstance(spec.head, HeadSpec)
         norm, hidden = RMS(spec.norm.eps), spec.hidden
         token_norm, state_norm, mlp_norm = (f"{spec.layer_name(0)}.{name}" for name in spec.family.modules.norms)
         self._states = lent.states

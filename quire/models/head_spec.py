@@ -49,6 +49,11 @@ class HeadSpec:
     own_embedding: bool
     maps_tokens: bool
 
+    def weights(self, vocab_size: int, hidden: int) -> int:
+        """Return the number of weights around the head's layer, beside the last norm's."""
+        fusion = len(self.sources_of(0)) * self.target_hidden * hidden
+        return vocab_size * hidden * self.own_embedding + self.vocab_size * hidden + fusion
+
     def sources_of(self, layers: int) -> tuple[int, ...]:
         """Return the streams that the head reads of a model with `layers` layers.
 

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Mapping, Sequence
 
+from quire.errors import ConfigError
 from quire.models.config_file import ConfigFile
 from quire.models.families.family import Family
-from quire.models.layer_spec import AttentionSpec
-from quire.scheduling.kvcache.cache_groups import KVCacheGroup
+from quire.models.layer_spec import Mixer
+from quire.scheduling.kvcache.cache_groups import CacheForm, CacheGroup, Reach
 
 MAX_GROUPS = 16
 """With more groups than this, their block tables cost the host more than larger groups waste."""
@@ -43,20 +45,57 @@ def read_windowed_layers(fields: ConfigFile, family: Family, layers: int) -> tup
     return kinds
 
 
-def kv_groups(mixers: Sequence[AttentionSpec]) -> tuple[KVCacheGroup, ...]:
-    """Divide layers into groups of equal windows or chunks and equal size, so that one pool of blocks serves all.
+def kv_groups(mixers: Sequence[Mixer]) -> tuple[CacheGroup, ...]:
+    """Divide layers into groups of equal reach and form, so that one pool of blocks serves all.
 
-    Groups are as large as the rarest kind of layer. The last group of a kind may be smaller, and wastes the rest.
+    A block has equally many bytes for each group, so groups of layers that cache more have fewer layers. Where all
+    layers cache equally much, groups are as large as the rarest kind of layer. The last group of a kind may be smaller,
+    and wastes the rest. If attention is two-sided, layers of one kind write over one another's keys and values, and are
+    one group. Layers that cache nothing of tokens, or read another layer's cache, are in no group; if all are such,
+    there are no groups.
     """
-    kinds: dict[tuple[int | None, int | None], list[int]] = {}
+    kinds: dict[tuple[Reach, CacheForm], list[int]] = {}
     for layer, mixer in enumerate(mixers):
-        kinds.setdefault((mixer.window, mixer.chunk), []).append(layer)
-    size = max(min(map(len, kinds.values())), -(-len(mixers) // MAX_GROUPS))
+        if mixer.form.planes:
+            kinds.setdefault((mixer.reach, mixer.form), []).append(layer)
+    number = sum(map(len, kinds.values()))
+    if not kinds:
+        return ()
+    if mixers[0].two_sided:
+        sizes = dict.fromkeys(kinds, number)
+    elif len({form.elements for _, form in kinds}) == 1:
+        sizes = dict.fromkeys(kinds, max(min(map(len, kinds.values())), -(-number // MAX_GROUPS)))
+    else:
+        sizes = _sizes({kind: len(layers) for kind, layers in kinds.items()})
     return tuple(
-        KVCacheGroup(tuple(layers[first : first + size]), window, chunk)
-        for (window, chunk), layers in kinds.items()
+        CacheGroup(tuple(layers[first : first + size]), reach, form)
+        for ((reach, form), layers), size in zip(kinds.items(), sizes.values(), strict=True)
         for first in range(0, len(layers), size)
     )
+
+
+def _sizes(layers: Mapping[tuple[Reach, CacheForm], int]) -> dict[tuple[Reach, CacheForm], int]:
+    """Return how many layers a group of each kind has, if layers cache different amounts.
+
+    Of all sizes of a block that every kind's layers divide into equal parts, take the one that wastes least in layers
+    that see everything, since these hold most blocks, then the one that wastes least at all, then the largest.
+    """
+    if len({tuple(plane.elements / form.elements for plane in form.planes) for _, form in layers}) > 1:
+        raise ConfigError("Layers whose keys and values differ in their proportions have no common KV cache.")
+    unit = math.lcm(*(form.elements for _, form in layers))
+    most = max(number * form.elements for (_, form), number in layers.items())
+
+    def cost(block: int) -> tuple[bool, int, int, int]:
+        groups, wasted, of_full = 0, 0, 0
+        for (reach, form), number in layers.items():
+            parts = block // form.elements
+            own = -(-number // parts)
+            groups, wasted = groups + own, wasted + own * block - number * form.elements
+            of_full += own * block - number * form.elements if reach.length is None else 0
+        return groups > MAX_GROUPS, of_full, wasted, groups
+
+    block = min(range(unit, most + unit, unit), key=cost)
+    return {kind: block // kind[1].elements for kind in layers}
 
 
 def _kinds(fields: ConfigFile, layers: int) -> tuple[bool, ...] | None:

@@ -32,8 +32,10 @@ class Lent:
 
     Attributes:
         embed: Returns the embeddings of tokens at positions, with which the stream begins.
+        logits: Returns the logits [n, vocab_size] of normed states [n, hidden].
         states: The states that the head reads.
     """
 
     embed: Callable[[Tensor, Positions], Stream]
+    logits: Callable[[Tensor], Tensor]
     states: LentStates

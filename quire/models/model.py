@@ -3,17 +3,32 @@
 from __future__ import annotations
 
 import importlib
-from collections.abc import Iterator
-from typing import Protocol
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple, Protocol
 
+import torch
 from torch import Tensor
 
 from quire.compute.attention.backend import AttentionBackend
 from quire.compute.collectives.delta import Stream, StreamSink, StreamSource
+from quire.errors import ConfigError
 from quire.models.layers.factory import LayerFactory
 from quire.models.layers.rotary import Positions
 from quire.models.lent import Lent
 from quire.models.spec import ModelSpec
+
+
+class MediaVectors(NamedTuple):
+    """What stands in place of the embeddings of tokens that stand for images.
+
+    Attributes:
+        places: [n] int64, indices of these tokens in the step.
+        vectors: [n, hidden]; wider by `hidden` for each of the first layers whose output images are added to
+            (DeepStack, Meng et al. 2024).
+    """
+
+    places: Tensor
+    vectors: Tensor
 
 
 class Model(Protocol):
@@ -26,10 +41,12 @@ class Model(Protocol):
     @property
     def has_logits(self) -> bool: ...
 
-    def hidden(self, tokens: Tensor, positions: Positions, attention: AttentionBackend) -> Tensor:
+    def hidden(
+        self, tokens: Tensor, positions: Positions, attention: AttentionBackend, media: MediaVectors | None = None
+    ) -> Tensor:
         """Compute normed hidden states: tokens [tokens] int64 → [tokens, hidden].
 
-        The backend must have been prepared for these rows.
+        The backend must have been prepared for these rows. `media` takes the place of some tokens' embeddings.
         """
         ...
 
@@ -68,8 +85,8 @@ class StreamReader(Protocol):
         """
         ...
 
-    def finish(self) -> None:
-        """End the step; all its streams have been read."""
+    def finish(self, hidden: Tensor) -> None:
+        """End the step; all its streams have been read. `hidden` are the normed states of the last one."""
         ...
 
 
@@ -96,12 +113,24 @@ class Stage:
         self.has_logits = after is None
         self.embed = decoder.embed
 
-    def hidden(self, tokens: Tensor, positions: Positions, attention: AttentionBackend) -> Tensor:
+    def hidden(
+        self, tokens: Tensor, positions: Positions, attention: AttentionBackend, media: MediaVectors | None = None
+    ) -> Tensor:
         before, after = self._before, self._after
         stream = self._decoder.embed(tokens, positions) if before is None else before.receive(len(tokens))
-        stream = self._through_blocks(stream, positions, attention)
+        deep: Sequence[Tensor] = ()
+        if media is not None:
+            first, *deep = torch.split(media.vectors, stream.x.shape[1], dim=1)
+            stream.x.index_copy_(0, media.places, first)
+        blocks = self._decoder.blocks(stream, positions, attention)
+        if media is not None and deep:
+            blocks = _with_vectors(blocks, media.places, deep)
+        stream = self._through_blocks(stream, blocks)
         if after is None:
-            return self._decoder.finish(stream)
+            hidden = self._decoder.finish(stream)
+            if self.reader is not None:
+                self.reader.finish(hidden)
+            return hidden
         after.send(stream)
         return stream.x
 
@@ -109,16 +138,25 @@ class Stage:
         """Compute logits: hidden states [n, hidden] → [n, vocab_size]. All stages but the last return `hidden`."""
         return self._decoder.logits(hidden) if self.has_logits else hidden
 
-    def _through_blocks(self, stream: Stream, positions: Positions, attention: AttentionBackend) -> Stream:
+    def _through_blocks(self, stream: Stream, blocks: Iterator[Stream]) -> Stream:
         reader, last = self.reader, stream
         if reader is not None:
             reader.read(0, last)
-        for number, last in enumerate(self._decoder.blocks(stream, positions, attention), 1):
+        for number, last in enumerate(blocks, 1):
             if reader is not None:
                 reader.read(number, last)
-        if reader is not None:
-            reader.finish()
         return last
+
+
+def _with_vectors(blocks: Iterator[Stream], places: Tensor, deep: Sequence[Tensor]) -> Iterator[Stream]:
+    """Yield the stream after each block, with the vectors of images added after the first ones."""
+    rest = list(deep)
+    for stream in blocks:
+        if rest:
+            stream.x.index_add_(0, places, rest.pop(0))
+        yield stream
+    if rest:
+        raise ConfigError("Images are added to the output of more layers than the first pipeline stage has.")
 
 
 def build_model(

@@ -11,13 +11,14 @@ from torch import Tensor
 from quire.compute.kernels.dispatch import kernel
 from quire.compute.kernels.reference import rotary as reference
 from quire.models.layer_spec import LayerSpec, QueryScaleSpec
-from quire.models.layers.rotary import Angles, Positions, Rotary
+from quire.models.layers.rotary import Angles, AxialRotary, Positions, Rotary
 from quire.models.rope_spec import (
     DynamicScaling,
     FactorScaling,
     LinearScaling,
     Llama3Scaling,
     LongScaling,
+    ProportionalScaling,
     RopeSpec,
     YarnScaling,
 )
@@ -34,18 +35,22 @@ class Rotaries:
 
     def __init__(self, layers: Sequence[LayerSpec], options: TensorOptions) -> None:
         mixers = [layer.mixer for layer in layers]
-        own = list(dict.fromkeys((mixer.rope, mixer.query_scale) for mixer in mixers))
+        of_mixers = [
+            (None if mixer.rope is None else (mixer.rope, mixer.rotated), mixer.query_scale) for mixer in mixers
+        ]
+        own = list(dict.fromkeys(of_mixers))
         ropes, scales = dict.fromkeys(rope for rope, _ in own), dict.fromkeys(scale for _, scale in own)
-        width = mixers[0].head_dim
-        self._rotaries = {rope: build_rotary(rope, width, options) for rope in ropes if rope is not None}
+        self._rotaries = {rope: build_rotary(*rope, options) for rope in ropes if rope is not None}
         self._scales = [scale for scale in scales if scale is not None]
         self._query_scales = kernel("query_scales", options.device.type)
         self._own = own
-        self._of_layer = [own.index((mixer.rope, mixer.query_scale)) for mixer in mixers]
+        self._of_layer = [own.index(each) for each in of_mixers]
 
     def __call__(self, positions: Positions) -> list[Angles | None]:
         """Return the angles for each layer; None for a layer that rotates nothing."""
-        rotated: dict[RopeSpec | None, Angles] = {rope: rotary(positions) for rope, rotary in self._rotaries.items()}
+        rotated: dict[tuple[RopeSpec, int] | None, Angles] = {
+            rope: rotary(positions) for rope, rotary in self._rotaries.items()
+        }
         if not self._scales:
             plain = [None if rope is None else rotated[rope] for rope, _ in self._own]
             return [plain[number] for number in self._of_layer]
@@ -70,6 +75,8 @@ def _joined(angles: Angles | None, query_scale: Tensor | None) -> Angles | None:
 def build_rotary(rope: RopeSpec, head_dim: int, options: TensorOptions) -> Rotary:
     """Build the layer that turns positions into angles."""
     frequencies = frequencies_by_length(rope, head_dim, options.device) or rotary_frequencies(rope, head_dim)
+    if rope.sections and isinstance(frequencies, Tensor):
+        return AxialRotary(frequencies, angle_scale(rope), options, rope.axes)
     return Rotary(frequencies, angle_scale(rope), options)
 
 
@@ -91,6 +98,9 @@ def rotary_frequencies(rope: RopeSpec, head_dim: int, length: int = 0) -> Tensor
             return _llama3(frequencies, rope.scaling)
         case YarnScaling():
             return _yarn(frequencies, rope.scaling, theta, width)
+        case ProportionalScaling(share, factor):
+            kept = int(share * width // 2)
+            return torch.cat((frequencies[:kept] / factor, torch.zeros(width // 2 - kept)))
         case FactorScaling(factors):
             return frequencies / torch.tensor(factors)
         case LongScaling():

@@ -7,13 +7,15 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from quire.models.config_file import ConfigFile
-from quire.models.families.family import Family
 from quire.scheduling.kvcache.rope_length_mode import RopeLengthMode
 
-ROPE_TYPES = ("default", "linear", "dynamic", "yarn", "llama3", "longrope", "factors")
+if TYPE_CHECKING:
+    from quire.models.families.family import Family
+
+ROPE_TYPES = ("default", "linear", "dynamic", "yarn", "llama3", "longrope", "factors", "proportional")
 _ABSENT = object()
 _BY_LAYER = ("full_attention", "sliding_attention")
 
@@ -76,7 +78,17 @@ class FactorScaling:
     factors: tuple[float, ...]
 
 
-Scaling = LinearScaling | DynamicScaling | YarnScaling | Llama3Scaling | LongScaling | FactorScaling
+@dataclass(frozen=True)
+class ProportionalScaling:
+    """Keeps the fastest `share` of frequencies, divided by the factor; all others are 0 (`proportional`)."""
+
+    share: float
+    factor: float
+
+
+Scaling = (
+    LinearScaling | DynamicScaling | YarnScaling | Llama3Scaling | LongScaling | FactorScaling | ProportionalScaling
+)
 
 
 @dataclass(frozen=True)
@@ -84,7 +96,9 @@ class RopeSpec:
     """Rotary position embedding: frequencies theta^(-2i/d), then scaled, for the first `share` of each head's width.
 
     Pairs (2i, 2i + 1) are rotated if they are `interleaved`; otherwise, element i of the first half and of the second.
-    A rotation may go `backward`.
+    A rotation may go `backward`. With `sections`, images give tokens three positions (M-RoPE, Wang et al. 2024,
+    "Qwen2-VL", section 2.1): so many frequencies go by time, row and column, one section behind the other, or, where
+    sections `alternate`, in turns while they last (Bai et al. 2025, "Qwen3-VL", section 2.1).
     """
 
     theta: float = 10000.0
@@ -92,6 +106,19 @@ class RopeSpec:
     share: float = 1.0
     interleaved: bool = False
     backward: bool = False
+    sections: tuple[int, ...] = ()
+    alternate: bool = False
+
+    @property
+    def axes(self) -> tuple[int, ...]:
+        """By what each frequency goes, of those with `sections`: 0 is time, 1 is row, 2 is column."""
+        if not self.alternate:
+            return tuple(axis for axis, count in enumerate(self.sections) for _ in range(count))
+        return tuple(
+            axis if number < len(self.sections) * self.sections[axis] else 0
+            for number in range(sum(self.sections))
+            for axis in (number % len(self.sections),)
+        )
 
     def width(self, head_dim: int) -> int:
         """Return how many of a head's dimensions are rotated."""
@@ -149,17 +176,36 @@ def read_local_rope(fields: ConfigFile, family: Family, head_dim: int) -> RopeSp
 def _read(
     fields: ConfigFile, family: Family, key: str, values: dict[str, Any], theta: object, head_dim: int
 ) -> RopeSpec:
-    theta = fields.positive("rope_theta", values.get("rope_theta", theta))
+    own = values.get("rope_theta")
+    theta = fields.positive("rope_theta", theta if own is None else own)
     kind = values.get("rope_type", values.get("type", "default"))
     if kind in ("su", "yarn") and "long_factor" in values:  # what the first Phi-3 files called it
         kind = "longrope"
+    if kind == "mrope" and "mrope_section" in values:  # what the first files of Qwen2-VL call it
+        kind = "default"
     if kind not in ROPE_TYPES:
         raise fields.wrong(key, f"has type {kind!r}, which is not supported: served are {', '.join(ROPE_TYPES)}")
+    if kind == "proportional":
+        return RopeSpec(theta, _Scalings(fields, key, values, head_dim).read(kind))
     share = values.get("partial_rotary_factor", fields.get("partial_rotary_factor", 1.0))
     if fields.positive(key, share, "partial_rotary_factor") != 1.0 and not (family.partial_rotary and share < 1):
         raise fields.wrong("partial_rotary_factor", f"as {share} is not supported by this architecture")
     width = int(head_dim * share)
-    return RopeSpec(theta, None if kind == "default" else _Scalings(fields, key, values, width).read(kind), share)
+    scaling = None if kind == "default" else _Scalings(fields, key, values, width).read(kind)
+    alternate = bool(values.get("mrope_interleaved", fields.get("mrope_interleaved", False)))
+    return RopeSpec(theta, scaling, share, sections=_sections(fields, key, values, width), alternate=alternate)
+
+
+def _sections(fields: ConfigFile, key: str, values: dict[str, Any], width: int) -> tuple[int, ...]:
+    """Return the sections of M-RoPE; empty if there are none."""
+    sections = values.get("mrope_section")
+    if sections is None:
+        return ()
+    if not isinstance(sections, list) or not all(type(each) is int and each > 0 for each in sections):
+        raise fields.wrong(key, "must have whole numbers as mrope_section")
+    if len(sections) != 3 or 2 * sum(sections) != width:
+        raise fields.wrong(key, f"must have an mrope_section of three numbers, {width // 2} together")
+    return tuple(sections)
 
 
 class _Scalings:
@@ -179,6 +225,9 @@ class _Scalings:
             "yarn": self._yarn,
             "llama3": self._llama3,
             "longrope": self._long,
+            "proportional": lambda: ProportionalScaling(
+                self._number("partial_rotary_factor", 1.0), self._number("factor", 1.0)
+            ),
             "factors": lambda: FactorScaling(self._factors("factors")),
         }
         scaling: Scaling = reader[kind]()
@@ -194,9 +243,9 @@ class _Scalings:
         original = self._original()
         factor = self._number("factor", self._ratio(original))
         scale, all_dims = self._values.get("mscale"), self._values.get("mscale_all_dim")
-        usual = _yarn_scale(factor, 1.0)
+        usual = yarn_scale(factor, 1.0)
         if scale and all_dims:
-            usual = _yarn_scale(factor, self._number("mscale")) / _yarn_scale(factor, self._number("mscale_all_dim"))
+            usual = yarn_scale(factor, self._number("mscale")) / yarn_scale(factor, self._number("mscale_all_dim"))
         truncate = self._values.get("truncate", True)
         if not isinstance(truncate, bool):
             raise self._fields.wrong(self._key, "must have true or false as truncate")
@@ -249,8 +298,10 @@ class _Scalings:
         return self._fields.positive(self._key, default if value is None else value, name)
 
 
-def _yarn_scale(factor: float, scale: float) -> float:
-    """Peng et al. 2023 (YaRN), eq. 22, as DeepSeek generalises it."""
+def yarn_scale(factor: float, scale: float) -> float:
+    """Return the factor of angles that are stretched `factor` times, as Peng et al. 2023 (YaRN, eq. 22) have it and
+    DeepSeek generalises it.
+    """
     return 1.0 if factor <= 1 else 0.1 * scale * math.log(factor) + 1.0
 
 

@@ -40,6 +40,23 @@ DIVISIBLE: dict[str, dict[str, Any]] = {
         "num_hidden_layers": 3,
         "mlp_only_layers": [1],
     },
+    "gemma4": _SHAPE
+    | {
+        "architecture": "Gemma4ForCausalLM",
+        "std": 0.1,  # products of queries and keys are not scaled, so wide weights make differences large
+        "num_key_value_heads": 4,
+        "global_head_dim": 32,
+        "num_global_key_value_heads": 1,
+        "attention_k_eq_v": True,
+        "num_hidden_layers": 4,
+        "layer_types": ["sliding_attention", "full_attention"] * 2,
+        "sliding_window": 45,
+        "hidden_size_per_layer_input": 0,
+        "enable_moe_block": True,
+        "num_experts": 8,
+        "top_k_experts": 2,
+        "moe_intermediate_size": 24,
+    },
     "glm4 moe": _SHAPE
     | {
         "architecture": "Glm4MoeForCausalLM",
@@ -50,6 +67,23 @@ DIVISIBLE: dict[str, dict[str, Any]] = {
         "topk_group": 2,
         "moe_intermediate_size": 24,
         "routed_scaling_factor": 2.5,
+        "num_hidden_layers": 3,
+    },
+    "deepseek v2": _SHAPE
+    | {
+        "architecture": "DeepseekV2ForCausalLM",
+        "num_key_value_heads": 8,
+        "head_dim": 8,
+        "q_lora_rank": None,
+        "kv_lora_rank": 32,
+        "qk_nope_head_dim": 16,
+        "qk_rope_head_dim": 8,
+        "v_head_dim": 12,
+        "n_routed_experts": 5,
+        "n_shared_experts": 2,
+        "num_experts_per_tok": 2,
+        "moe_intermediate_size": 24,
+        "first_k_dense_replace": 1,
         "num_hidden_layers": 3,
     },
     "gpt-oss": _SHAPE

@@ -11,12 +11,13 @@ from typing import Any
 import pytest
 
 from quire.errors import CheckpointError
-from quire.models.families.registry import FAMILIES
+from quire.models.families.registry import FAMILIES, NATIVE
 from quire.models.lora.settings import read_settings
 from quire.models.quantization.parsers import read_quantization
 from quire.models.spec import read_spec
 from quire.text.generation_config import eos_ids
 from tests.checkpoints import TINY
+from tests.models_sweep.pooled_rows import POOLED_ROWS
 from tests.models_sweep.rows import ROWS, SHAPE
 
 SIZES = (
@@ -28,12 +29,21 @@ SIZES = (
     "vocab_size",
 )
 """Without these a file is broken, though transformers has defaults: they are refused, or contradict the weights."""
-WIDER: dict[str, dict[str, Any]] = {"GPTJForCausalLM": {"hidden_size": 256}}
-"""Whose heads must be as wide as what their class rotates of them by default."""
+WIDER: dict[str, dict[str, Any]] = {
+    "GPTJForCausalLM": {"hidden_size": 256},
+    "Zamba2ForCausalLM": {"num_hidden_layers": 54, "layers_block_type": None},
+}
+"""Sizes that fit a class's defaults: heads as wide as what is rotated of them, as many layers as kinds of layers."""
 NEEDED: dict[str, dict[str, int]] = {
     "Dots1ForCausalLM": {"n_routed_experts": 8, "n_shared_experts": 1, "num_experts_per_tok": 2},
+    "Mamba2ForCausalLM": {"num_heads": 8, "head_dim": 16, "expand": 2},
+    "BambaForCausalLM": {"mamba_n_heads": 8, "mamba_d_head": 16, "mamba_expand": 2},
+    "FalconH1ForCausalLM": {"mamba_n_heads": 8, "mamba_d_head": 16, "mamba_d_ssm": 128},
+    "GraniteMoeHybridForCausalLM": {"mamba_n_heads": 8, "mamba_d_head": 16, "mamba_expand": 2},
 }
 """More sizes, without which a file of this architecture is broken."""
+ENCODERS = ["BertModel", "XLMRobertaForSequenceClassification", "DistilBertModel", "ElectraModel", "AlbertModel"]
+ENCODERS += ["ModernBertForSequenceClassification", "NomicBertModel", "GteModel", "EuroBertModel", "Gemma3TextModel"]
 TOKENS = ("bos_token_id", "eos_token_id")
 """Where no file has one, the tokenizer's counts, and no class's default."""
 
@@ -51,20 +61,20 @@ def spec_or_refusal(directory: Path, config: dict[str, Any]) -> Any:
 
 
 @pytest.mark.parametrize("kind", ["absent", "null"])
-@pytest.mark.parametrize("architecture", [name for name in FAMILIES if "like" not in ROWS[name]])
+@pytest.mark.parametrize("architecture", [name for name in FAMILIES if "like" not in ROWS[name]] + ENCODERS)
 def test_every_key_of_config_json_means_what_it_means_to_transformers(
     architecture: str, kind: str, tmp_path: Path
 ) -> None:
     import transformers
     from transformers import AutoConfig
 
-    sizes = NEEDED.get(architecture, {})
+    rows, sizes = ROWS | POOLED_ROWS, NEEDED.get(architecture, {})
     other = WIDER.get(architecture, {})
     described = (
-        getattr(transformers, architecture).config_class(**TINY | SHAPE | ROWS[architecture] | sizes | other).to_dict()
+        getattr(transformers, architecture).config_class(**TINY | SHAPE | rows[architecture] | sizes | other).to_dict()
     )
     described |= {"architectures": [architecture]}
-    given = [FAMILIES[architecture].names.get(size, size) for size in SIZES]
+    given = [NATIVE[architecture].names.get(size, size) for size in SIZES]
     names = sizes.keys() | {name for each in given for name in ([each] if isinstance(each, str) else each)}
     compared = 0
     for key in described.keys() - names - set(TOKENS) - {"architectures", "model_type", "dtype"}:

@@ -98,7 +98,7 @@ def test_keys_that_depend_on_the_length_are_told_apart() -> None:
 @pytest.mark.parametrize(
     ("architecture", "changes", "words"),
     [
-        ("Gemma3ForCausalLM", {"use_bidirectional_attention": True}, "'use_bidirectional_attention'"),
+        ("Gemma3ForCausalLM", {"use_bidirectional_attention": "vision"}, "'use_bidirectional_attention'"),
         ("Gemma3ForCausalLM", {"attn_logit_softcapping": 50.0}, "'attn_logit_softcapping'"),
         (
             "Gemma3ForCausalLM",

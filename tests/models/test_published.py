@@ -22,6 +22,11 @@ def shape(architecture: str, *sizes: int, **rest: Any) -> dict[str, Any]:
 LONG = {"type": "longrope", "short_factor": [1.0] * 48, "long_factor": [1.5] * 48}
 LONG_OF_128 = {"type": "longrope", "short_factor": [1.0] * 64, "long_factor": [1.5] * 64}
 GEMMA = {"hidden_activation": "gelu_pytorch_tanh", "hidden_act": "gelu_pytorch_tanh", "head_dim": 256}
+GEMMA4 = {"hidden_activation": "gelu_pytorch_tanh", "head_dim": 256, "final_logit_softcapping": 30.0}
+GEMMA4_LARGE = {"attention_k_eq_v": True, "sliding_window": 1024, "global_head_dim": 512}
+DEEPSEEK_YARN = {
+    "type": "yarn", "factor": 40, "beta_fast": 32, "beta_slow": 1, "original_max_position_embeddings": 4096,
+}  # fmt: skip
 PUBLISHED: dict[str, tuple[dict[str, Any], int, int, list[int | None]]] = {
     "Llama-3.1-8B": (
         shape("LlamaForCausalLM", 128256, 4096, 14336, 32, 32, 8, 131072, pretraining_tp=1, tie_word_embeddings=False),
@@ -67,6 +72,110 @@ PUBLISHED: dict[str, tuple[dict[str, Any], int, int, list[int | None]]] = {
               rope_local_base_freq=10000, rope_theta=1000000, rope_scaling=None, eos_token_id=[1, 106], **GEMMA),
         999_885_952, 32768, [512] * 6 + [None],
     ),
+    "Gemma-4-E4B": (
+        shape("Gemma4ForCausalLM", 262144, 2560, 10240, 42, 8, 2, 131072, num_kv_shared_layers=18, **GEMMA4),
+        7_463_013_418, 131072, [512] * 5 + [None] * 2,
+    ),
+    "Gemma-4-31B": (
+        shape("Gemma4ForCausalLM", 262144, 5376, 21504, 60, 32, 16, 262144, num_global_key_value_heads=4,
+              hidden_size_per_layer_input=0, **GEMMA4 | GEMMA4_LARGE),
+        30_697_345_340, 262144, [1024] * 10 + [None],
+    ),
+    "Gemma-4-26B-A4B": (
+        shape("Gemma4ForCausalLM", 262144, 2816, 2112, 30, 16, 8, 262144, num_global_key_value_heads=2,
+              hidden_size_per_layer_input=0, enable_moe_block=True, num_experts=128, top_k_experts=8,
+              moe_intermediate_size=704, **GEMMA4 | GEMMA4_LARGE),
+        25_233_141_790, 262144, [1024] * 9 + [None],
+    ),
+    "Nemotron-3-Nano-30B-A3B": (
+        shape("NemotronHForCausalLM", 131072, 2688, 1856, 52, 32, 2, 262144, head_dim=128, mamba_num_heads=64,
+              mamba_head_dim=64, ssm_state_size=128, n_groups=8, conv_kernel=4, n_routed_experts=128,
+              num_experts_per_tok=6, moe_intermediate_size=1856, moe_shared_expert_intermediate_size=3712,
+              n_shared_experts=1, routed_scaling_factor=2.5, norm_topk_prob=True, mlp_hidden_act="relu2",
+              hybrid_override_pattern="MEMEM*EMEMEM*EMEMEM*EMEMEM*EMEMEM*EMEMEMEM*EMEMEMEME"),
+        31_577_940_288, 262144, [None],
+    ),
+    "Jamba-Mini": (
+        shape("JambaForCausalLM", 65536, 4096, 14336, 32, 32, 8, 262144, num_experts=16, num_experts_per_tok=2,
+              attn_layer_period=8, attn_layer_offset=4, expert_layer_period=2, expert_layer_offset=1, mamba_d_state=16,
+              mamba_d_conv=4, mamba_expand=2, mamba_dt_rank=256),
+        51_570_323_328, 262144, [None],
+    ),
+    "FalconMamba-7B": (
+        {"architectures": ["FalconMambaForCausalLM"], "vocab_size": 65024, "hidden_size": 4096, "state_size": 16,
+         "intermediate_size": 8192, "num_hidden_layers": 64, "time_step_rank": 256, "tie_word_embeddings": False},
+        7_272_665_088, 1048576, [],
+    ),
+    "Kimi-Linear-48B-A3B": (
+        shape("KimiLinearForCausalLM", 163840, 2304, 9216, 27, 32, 32, 1048576, model_max_length=1048576, head_dim=72,
+              q_lora_rank=None, kv_lora_rank=512, qk_nope_head_dim=128, qk_rope_head_dim=64, v_head_dim=128,
+              num_experts=256, num_experts_per_token=8, num_shared_experts=1, moe_intermediate_size=1024,
+              first_k_dense_replace=1, mla_use_nope=True, moe_router_activation_func="sigmoid",
+              linear_attn_config={"num_heads": 32, "head_dim": 128, "short_conv_kernel_size": 4,
+                                  "full_attn_layers": [4, 8, 12, 16, 20, 24, 27]}),
+        49_122_681_728, 1048576, [None],
+    ),
+    "DeepSeek-V3.2": (
+        shape("DeepseekV32ForCausalLM", 129280, 7168, 18432, 61, 128, 128, 163840, index_topk=2048, ep_size=1,
+              rope_scaling=DEEPSEEK_YARN | {"mscale": 1.0, "mscale_all_dim": 1.0}, topk_method="noaux_tc"),
+        671_026_419_200, 2048, [None],
+    ),
+    "GLM-5": (
+        shape("GlmMoeDsaForCausalLM", 154880, 6144, 12288, 78, 64, 64, 202752, index_topk=2048),
+        743_180_209_920, 2048, [None],
+    ),
+    "Olmo-Hybrid-7B": (
+        shape("OlmoHybridForCausalLM", 100352, 3840, 11008, 32, 30, 30, 65536, linear_num_key_heads=30,
+              linear_num_value_heads=30, linear_key_head_dim=96, linear_value_head_dim=192, linear_conv_kernel_dim=4,
+              rope_parameters={"rope_theta": None, "rope_type": "default"}),
+        7_430_870_688, 65536, [None],
+    ),
+    "Ling-3.0-Flash": (
+        shape("BailingHybridForCausalLM", 157184, 2560, 6144, 42, 32, 32, 262144, num_experts=512, kv_lora_rank=512,
+              num_experts_per_tok=8, moe_intermediate_size=768, head_dim=128, qk_rope_head_dim=64, layer_group_size=6,
+              first_k_dense_replace=2),
+        124_414_211_552, 262144, [None],
+    ),
+    "Zamba2-2.7B": (
+        shape("Zamba2ForCausalLM", 32000, 2560, 10240, 54, 32, 32, 4096, n_mamba_heads=80, mamba_ngroups=1,
+              mamba_d_state=64, num_mem_blocks=2, adapter_rank=128, use_mem_rope=False, add_bias_linear=False,
+              use_shared_attention_adapter=False),
+        2_662_214_560, 4096, [None],
+    ),
+    "MiniCPM3-4B": (
+        shape("MiniCPM3ForCausalLM", 73448, 2560, 6400, 62, 40, 40, 32768, q_lora_rank=768, kv_lora_rank=256,
+              qk_nope_head_dim=64, qk_rope_head_dim=32, scale_emb=12, scale_depth=1.4, dim_model_base=256,
+              tie_word_embeddings=True),
+        4_073_875_968, 32768, [None],
+    ),
+    "Mellum-2-12B": (
+        shape("MellumForCausalLM", 98304, 2304, 7168, 28, 32, 4, 131072, head_dim=128, num_experts=64,
+              moe_intermediate_size=896, sliding_window=1024),
+        12_149_923_072, 131072, [None],
+    ),
+    "Qwen3-Next-80B-A3B": (
+        shape("Qwen3NextForCausalLM", 151936, 2048, 5120, 48, 16, 2, 262144, head_dim=256, partial_rotary_factor=0.25,
+              rope_theta=1e7, num_experts=512, num_experts_per_tok=10, moe_intermediate_size=512,
+              shared_expert_intermediate_size=512, norm_topk_prob=True, decoder_sparse_step=1, mlp_only_layers=[],
+              full_attention_interval=4, linear_conv_kernel_dim=4, linear_key_head_dim=128, linear_num_key_heads=16,
+              linear_num_value_heads=32, linear_value_head_dim=128),
+        79_674_391_296, 262144, [None],
+    ),
+    "LFM2-1.2B": (
+        shape("Lfm2ForCausalLM", 65536, 2048, 12288, 16, 32, 8, 128000, block_ff_dim=12288, conv_L_cache=3,
+              block_auto_adjust_ff_dim=True, block_ffn_dim_multiplier=1.0, block_multiple_of=256, conv_bias=False,
+              full_attn_idxs=[2, 5, 8, 10, 12, 14], tie_embedding=True, rope_theta=1e6, norm_eps=1e-5),
+        1_170_340_608, 128000, [None],
+    ),
+    "Granite-4.0-H-Micro": (
+        shape("GraniteMoeHybridForCausalLM", 100352, 2048, 8192, 40, 32, 8, 131072, num_local_experts=0,
+              num_experts_per_tok=0, shared_intermediate_size=8192, mamba_n_heads=64, mamba_d_head=64,
+              mamba_d_state=128, mamba_n_groups=1, mamba_expand=2, mamba_d_conv=4, mamba_conv_bias=True,
+              mamba_proj_bias=False, position_embedding_type="nope", tie_word_embeddings=True,
+              attention_multiplier=0.015625, embedding_multiplier=12, logits_scaling=8, residual_multiplier=0.22,
+              layer_types=["attention" if n in (5, 15, 25, 35) else "mamba" for n in range(40)]),
+        3_191_396_096, 131072, [None],
+    ),
     "Qwen1.5-MoE-A2.7B": (
         shape("Qwen2MoeForCausalLM", 151936, 2048, 5632, 24, 16, 16, 8192, num_experts=60, num_experts_per_tok=4,
               moe_intermediate_size=1408, shared_expert_intermediate_size=5632, norm_topk_prob=False,
@@ -108,6 +217,22 @@ PUBLISHED: dict[str, tuple[dict[str, Any], int, int, list[int | None]]] = {
               n_group=1, topk_group=1, norm_topk_prob=True, routed_scaling_factor=1.0),
         106_852_251_264, 131072, [None],
     ),
+    "DeepSeek-V2-Lite": (
+        shape("DeepseekV2ForCausalLM", 102400, 2048, 10944, 27, 16, 16, 163840, q_lora_rank=None, kv_lora_rank=512,
+              qk_nope_head_dim=128, qk_rope_head_dim=64, v_head_dim=128, n_routed_experts=64, n_shared_experts=2,
+              num_experts_per_tok=6, moe_intermediate_size=1408, first_k_dense_replace=1, moe_layer_freq=1, n_group=1,
+              topk_group=1, topk_method="greedy", scoring_func="softmax", norm_topk_prob=False,
+              rope_scaling=DEEPSEEK_YARN | {"mscale": 0.707, "mscale_all_dim": 0.707}),
+        15_706_484_224, 163840, [None],
+    ),
+    "DeepSeek-V3": (
+        shape("DeepseekV3ForCausalLM", 129280, 7168, 18432, 61, 128, 128, 163840, q_lora_rank=1536, kv_lora_rank=512,
+              qk_nope_head_dim=128, qk_rope_head_dim=64, v_head_dim=128, n_routed_experts=256, n_shared_experts=1,
+              num_experts_per_tok=8, moe_intermediate_size=2048, first_k_dense_replace=3, moe_layer_freq=1, n_group=8,
+              topk_group=4, topk_method="noaux_tc", scoring_func="sigmoid", norm_topk_prob=True, ep_size=1,
+              num_nextn_predict_layers=1, rope_scaling=DEEPSEEK_YARN | {"mscale": 1.0, "mscale_all_dim": 1.0}),
+        671_026_419_200, 163840, [None],
+    ),
     "MiniMax-M2": (
         shape("MiniMaxM2ForCausalLM", 200064, 3072, 1536, 62, 48, 8, 196608, head_dim=128, num_local_experts=256,
               num_experts_per_tok=8, rotary_dim=64, scoring_func="sigmoid", use_qk_norm=True, use_routing_bias=True,
@@ -148,4 +273,23 @@ def test_published_configs_are_read(name: str, tmp_path: Path) -> None:
     spec = read_spec(tmp_path)
     assert spec.num_parameters == parameters
     assert spec.max_model_len == longest
-    assert [group.window or group.chunk for group in spec.kv_groups()] == groups
+    assert [group.reach.length for group in spec.kv_groups()] == groups
+
+
+MXFP4 = {
+    "quant_method": "mxfp4",
+    "modules_to_not_convert": [
+        "model.layers.*.self_attn",
+        "model.layers.*.mlp.router",
+        "model.embed_tokens",
+        "lm_head",
+    ],
+}
+
+
+@pytest.mark.parametrize(("name", "size"), [("gpt-oss-20b", 13_761_264_768), ("gpt-oss-120b", 65_248_815_744)])
+def test_quantized_bytes_without_files(name: str, size: int, tmp_path: Path) -> None:
+    """Only experts count as quantized, so that the bytes are those that the published index of tensors names."""
+    config = PUBLISHED[name][0] | {"quantization_config": MXFP4, "torch_dtype": "bfloat16"}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    assert read_spec(tmp_path).weight_bytes("bfloat16") == pytest.approx(size, rel=0.005)

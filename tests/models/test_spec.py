@@ -11,11 +11,11 @@ from typing import Any
 import pytest
 
 from quire.errors import CheckpointError
-from quire.models.families.registry import FAMILIES, HEADS
+from quire.models.families.registry import NATIVE
 from quire.models.layer_spec import AttentionSpec, LayerSpec, MlpSpec, NormSpec
 from quire.models.rope_spec import Llama3Scaling, RopeSpec
 from quire.models.spec import read_spec
-from quire.scheduling.kvcache.cache_groups import KVCacheGroup
+from quire.scheduling.kvcache.cache_groups import CacheGroup
 from tests.checkpoints import LLAMA3_ROPE, make_llama
 
 MINIMAL: dict[str, Any] = {
@@ -53,7 +53,7 @@ def test_every_field(tmp_path: Path) -> None:
     assert (spec.architecture, spec.dtype, spec.vocab_size, spec.hidden) == ("LlamaForCausalLM", "float32", 320, 64)
     assert (spec.norm, spec.max_model_len, spec.tie_embeddings) == (NormSpec("rms", 1e-6), 512, True)
     assert (spec.bos_id, spec.eos_ids) == (0, (2, 5))
-    assert spec.kv_groups() == (KVCacheGroup((0, 1, 2)),)
+    assert spec.kv_groups() == (CacheGroup((0, 1, 2), form=spec.attention.form),)
 
 
 @pytest.mark.parametrize(
@@ -88,7 +88,7 @@ def test_old_spellings(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
-        ({"architectures": ["MambaForCausalLM"]}, "'architectures'.*MambaForCausalLM.*not supported.*LlamaForCausalLM"),
+        ({"architectures": ["RwkvForCausalLM"]}, "'architectures'.*RwkvForCausalLM.*not supported.*LlamaForCausalLM"),
         ({"architectures": None}, "'architectures'"),
         ({"architectures": "LlamaForCausalLM"}, "'architectures'"),
         ({"hidden_act": "relu"}, "'hidden_act'.*relu.*silu"),
@@ -148,7 +148,7 @@ def test_a_directory_without_config_is_told(tmp_path: Path) -> None:
 def test_every_listed_architecture_exists() -> None:
     import importlib
 
-    for family in (*FAMILIES.values(), *HEADS.values()):
+    for family in NATIVE.values():
         module, name = family.decoder.split(":")
         assert callable(getattr(importlib.import_module(module), name))
 

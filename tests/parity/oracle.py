@@ -15,10 +15,12 @@ class Oracle:
     """A checkpoint in transformers, by default in fp32 on the CPU."""
 
     def __init__(self, directory: Path, dtype: torch.dtype = torch.float32, device: str = "cpu") -> None:
-        from transformers import AutoModelForCausalLM
+        import transformers
 
+        (name,) = transformers.AutoConfig.from_pretrained(directory).architectures
+        kind = getattr(transformers, name, transformers.AutoModelForCausalLM)  # which knows no text models of others
         # Older versions' other implementations leave out the bound of attention scores that some models have.
-        model = AutoModelForCausalLM.from_pretrained(directory, dtype=dtype, attn_implementation="eager")
+        model = kind.from_pretrained(directory, dtype=dtype, attn_implementation="eager")
         for module in model.modules():
             if hasattr(module, "limit") and hasattr(model.config, "swiglu_limit"):
                 # Older versions' gpt-oss leaves these out of account.

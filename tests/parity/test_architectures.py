@@ -1,7 +1,7 @@
 """Every architecture and rotary scaling against transformers, through LLM: fp32, greedy, 64 tokens, logprobs.
 
 Each token must be the likeliest in one pass of transformers over prompt and answer, which is what greedy generation
-means; one prompt a checkpoint is generated for good.
+means; the beginning of one answer a checkpoint is generated for good.
 """
 
 from __future__ import annotations
@@ -20,6 +20,8 @@ from tests.parity.cases import CASES
 from tests.parity.oracle import Oracle
 
 TOKENS = 64
+GENERATED = 16
+"""Of these, those that transformers generates one by one: that takes as long as all else."""
 CHUNK = 16
 """Tokens a step where blocks are few."""
 LENGTHS = (3, 37, 90, 58)
@@ -60,12 +62,14 @@ def assert_parity(directory: Path, read_by_transformers: Path | None = None) -> 
     transformers may read another checkpoint that computes the same.
     """
     reference, batch = Oracle(read_by_transformers or directory), prompts()
-    with LLM(str(directory), max_num_batched_tokens=40, **SETTINGS) as llm:
+    keeps_states = bool(read_spec(directory).state_layers)
+    often: dict[str, Any] = {"mamba_block_size": 8} if keeps_states else {}
+    with LLM(str(directory), max_num_batched_tokens=40, **often, **SETTINGS) as llm:
         outputs = llm.generate(batch, GREEDY)
         for prompt, output in zip(batch, outputs, strict=True):
             assert_greedy(reference, prompt, output.outputs[0])
         greedy = [list(output.outputs[0].token_ids) for output in outputs]
-        assert greedy[1] == reference.greedy(batch[1], TOKENS)[0]
+        assert greedy[1][:GENERATED] == reference.greedy(batch[1], GENERATED)[0]
         again(llm, reference, batch, greedy)
         several = llm.generate([batch[1]], SamplingParams(n=3, **SEEDED))[0].outputs
         one = llm.generate([batch[1]], SamplingParams(**SEEDED))[0].outputs
@@ -105,4 +109,4 @@ def preempted(directory: Path, batch: list[list[int]], greedy: list[list[int]]) 
         with LLM(str(directory), max_num_batched_tokens=CHUNK, **few, **SETTINGS) as llm:
             outputs = llm.generate(batch, SamplingParams(temperature=0, max_tokens=TOKENS, ignore_eos=True))
             assert [list(output.outputs[0].token_ids) for output in outputs] == greedy
-            assert llm._engine.counts()["preemptions"] > 0
+            assert llm._engine.counts()["preemptions"] > 0 or not reaches  # no blocks, none are missing

@@ -20,6 +20,8 @@ from tests.executor.thread_ranks import ThreadRanks
 from tests.models.divisible import DIVISIBLE
 from tests.parity.oracle import Oracle
 
+pytestmark = pytest.mark.long("many cards")
+
 TOKENS = 40
 GREEDY = SamplingParams(temperature=0, max_tokens=TOKENS, ignore_eos=True, logprobs=2)
 SEEDED = SamplingParams(temperature=1.1, seed=11, max_tokens=12, ignore_eos=True, n=3, repetition_penalty=1.2)
@@ -83,7 +85,7 @@ def undivided(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], tuple
     def of(case: str) -> tuple[Path, dict[str, Any]]:
         torch.set_num_threads(1)
         directory = make_tiny(tmp_path_factory.mktemp("divided"), **{"num_hidden_layers": 3} | DIVISIBLE[case])
-        one = answers(directory, {})
+        one = answers(directory, {}, ())  # test_architectures.py has one rank preempted
         assert one["greedy"][1][0] == Oracle(directory).greedy(prompts()[1], TOKENS)[0]
         return directory, one
 
@@ -99,9 +101,9 @@ def divided(tp: int, pp: int) -> dict[str, Any]:
     [
         (2, 1, MODES[:1]),
         (1, 2, MODES[1:]),
-        pytest.param(4, 1, (), marks=pytest.mark.long("many cards")),
-        pytest.param(1, 3, MODES[:1], marks=pytest.mark.long("many cards")),
-        pytest.param(2, 2, (), marks=pytest.mark.long("many cards")),
+        (4, 1, ()),
+        (1, 3, MODES[:1]),
+        (2, 2, ()),
     ],
 )
 @pytest.mark.parametrize("case", DIVISIBLE)
@@ -122,8 +124,8 @@ def test_ranks_say_what_one_says(
     ("tp", "pp", "modes"),
     [
         (2, 1, MODES[:1]),
-        pytest.param(4, 1, MODES[1:], marks=pytest.mark.long("many cards")),
-        pytest.param(2, 2, (), marks=pytest.mark.long("many cards")),
+        (4, 1, MODES[1:]),
+        (2, 2, ()),
     ],
 )
 @pytest.mark.parametrize("case", WITH_EXPERTS)

@@ -22,6 +22,8 @@ from tests.parity.test_divided import MODES, answers, check_same, divided, undiv
 from tests.reference import Reference
 from tests.worker.driver import config_for
 
+pytestmark = pytest.mark.long("many cards")
+
 __all__ = ["undivided"]
 
 
@@ -32,9 +34,9 @@ __all__ = ["undivided"]
         ("qwen3 moe", 1, 3, MODES[:1]),
         ("qwen2, tied", 2, 2, MODES[1:]),
         ("qwen3", 2, 1, ()),
-        pytest.param("gemma3", 1, 2, (), marks=pytest.mark.long("many cards")),
-        pytest.param("mistral, window", 1, 3, MODES, marks=pytest.mark.long("many cards")),
-        pytest.param("gpt2", 1, 2, MODES[:1], marks=pytest.mark.long("many cards")),
+        ("gemma3", 1, 2, ()),
+        ("mistral, window", 1, 3, MODES),
+        ("gpt2", 1, 2, MODES[:1]),
     ],
 )
 def test_stages_say_what_one_rank_says(

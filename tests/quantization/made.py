@@ -36,7 +36,7 @@ def quantize(
     shutil.copytree(directory, dense)
     stored = load_file(directory / "model.safetensors")
     stands_for = dict(stored)
-    for name in [name for name in stored if re.search(r"(_proj|\.w[123])\.weight$", name)]:
+    for name in [name for name in stored if re.search(r"(_proj|_with_mqa|\.w[123])\.weight$", name)]:
         module = name.removesuffix(".weight")
         if which(module):
             tensors, stands_for[name] = make(stored.pop(name).float())

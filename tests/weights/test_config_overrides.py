@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from quire import LLM, SamplingParams
+from quire.compute.kernels.cpu.library import library
 from quire.errors import CheckpointError
 from quire.models.weights.config_overrides import merged, overridden
 from tests.checkpoints import edit_config, make_llama
@@ -19,6 +20,7 @@ PROMPT = list(range(5, 45))
 
 @pytest.fixture(autouse=True)
 def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    library()  # from the usual cache
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     return tmp_path / "cache" / "quire" / "overrides"
 
@@ -65,6 +67,9 @@ def test_the_directory_is_made_once_and_links_what_it_does_not_change(tmp_path: 
         ({"rope_parameters": {"rope_type": "default", "rope_theta": 5.0, "partial_rotary_factor": 0.5}},
          {"rope_scaling": {"rope_type": "linear", "factor": 2.0}},
          {"rope_parameters": {"rope_type": "linear", "factor": 2.0, "rope_theta": 5.0, "partial_rotary_factor": 0.5}}),
+        ({"architectures": ["Qwen3ForCausalLM"]},
+         {"architectures": ["Qwen3ForSequenceClassification"], "classifier_from_token": ["no", "yes"]},
+         {"architectures": ["Qwen3ForCausalLM"], "classifier_from_token": ["no", "yes"]}),
         ({"rope_scaling": None, "rope_theta": 5.0}, {"rope_scaling": YARN}, {"rope_scaling": YARN, "rope_theta": 5.0}),
     ],
 )  # fmt: skip

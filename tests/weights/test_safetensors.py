@@ -245,3 +245,20 @@ def test_stacked_experts_may_be_transposed_and_have_other_names(tmp_path: Path) 
     checkpoint = with_standard_names(SafetensorsCheckpoint(other))
     assert torch.equal(read(checkpoint, "x.block_sparse_moe.experts.1.up_proj.weight", (4, 5)), gate_up[1, :, 4:].T)
     assert torch.equal(read(checkpoint, "x.block_sparse_moe.router.weight", (3, 5)), stored[2])
+
+
+def test_rows_of_several_tensors_are_those_of_one(tmp_path: Path) -> None:
+    """As checkpoints of Kimi Linear store a convolution; windows may lie in one part or in several."""
+    parts = {f"m.{name}.weight": torch.randn(rows, 1, 4) for name, rows in (("q", 3), ("k", 2), ("v", 5))}
+    save_file(parts | {"m.o.weight": torch.randn(2, 2)}, tmp_path / SINGLE)
+    joined = (("qkv.weight", ("q.weight", "k.weight", "v.weight")),)
+    checkpoint = with_standard_names(SafetensorsCheckpoint(tmp_path), joined=joined)
+    whole = torch.cat(list(parts.values()))
+    assert {name: stored.shape for name, stored in checkpoint.contents().items()} == {
+        "m.qkv.weight": (10, 1, 4),
+        "m.o.weight": (2, 2),
+    }
+    assert torch.equal(read(checkpoint, "m.qkv.weight", (10, 1, 4)), whole)
+    for first, rows in ((0, 3), (2, 2), (1, 6), (4, 6), (9, 1)):
+        window = read(checkpoint, "m.qkv.weight", (rows, 1, 3), start=(first, 0, 1))
+        assert torch.equal(window, whole[first : first + rows, :, 1:])

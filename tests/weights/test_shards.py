@@ -75,3 +75,17 @@ def test_what_is_not_divided_is_read_as_it_is() -> None:
     checkpoint = DummyCheckpoint(specs, 0)
     assert Shards(specs).of(checkpoint) is checkpoint
     assert Shards(specs, specs, lambda module: Cut(4, (Span(0, 4),))).of(checkpoint) is checkpoint
+
+
+def test_scales_of_blocks_are_put_in_the_order_of_their_outputs() -> None:
+    """As where each head's queries, keys and values are stored together; of words with packed outputs, nothing says
+    where outputs are."""
+    cut = Cut(512, (Span(0, 128), Span(256, 128), Span(128, 128), Span(384, 128)))
+    spec = WeightSpec("a.weight_scale_inv", (4, 3))
+    stored, whole, out = DummyCheckpoint([spec], 0), torch.empty(4, 3), torch.empty(4, 3)
+    stored.read(spec.name, whole)
+    Shards([spec], [spec], lambda module: cut).of(stored).read(spec.name, out)
+    assert torch.equal(out, whole[[0, 2, 1, 3]])
+    packed = WeightSpec("a.qweight", (256, 64))
+    with pytest.raises(CheckpointError, match=r"a\.qweight .* head by head"):
+        Shards([packed], [packed], lambda module: cut)

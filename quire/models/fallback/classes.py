@@ -4,15 +4,22 @@ from __future__ import annotations
 
 import inspect
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 import transformers
 from torch import nn
 from transformers import AutoConfig, PreTrainedConfig, PreTrainedModel
-from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+from transformers.models.auto.modeling_auto import (
+    MODEL_FOR_CAUSAL_LM_MAPPING_NAMES,
+    MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES,
+    MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING_NAMES,
+    MODEL_FOR_TEXT_ENCODING_MAPPING_NAMES,
+    MODEL_FOR_TOKEN_CLASSIFICATION_MAPPING_NAMES,
+    MODEL_MAPPING_NAMES,
+)
 from transformers.utils.generic import ContextManagers
 
 from quire.errors import CheckpointError
@@ -21,6 +28,9 @@ EAGER = "eager"
 """transformers' name of attention as each model's own file computes it."""
 EXPERTS = "grouped_mm"
 """transformers' name of how experts compute by default."""
+
+TextHeadKind = Literal["", "text", "tokens"]
+"""What a model's head makes values of: nothing, if there is no head; texts; or each token."""
 
 
 def read_config(directory: Path) -> Any:
@@ -47,25 +57,58 @@ def read_config(directory: Path) -> Any:
         raise CheckpointError(f"{directory / 'config.json'}: transformers refuses it: {_first_line(error)}") from error
 
 
-def find_class(config: Any, names: list[str]) -> type[PreTrainedModel]:
-    """Return the class of a causal language model that config.json's `architectures` name.
+def find_class(config: Any, names: list[str]) -> type[PreTrainedModel] | None:
+    """Return the class of a causal language model that config.json's `architectures` name, or of one that reads images
+    as well; None: they name none."""
+    texts, images = map(_classes_of, (MODEL_FOR_CAUSAL_LM_MAPPING_NAMES, MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES))
+    name = next((name for name in names if name in texts | images), None)
+    found: type[PreTrainedModel] | None = None if name is None else getattr(transformers, name)
+    sees = not config.is_encoder_decoder and hasattr(found, "get_image_features")
+    return found if name in texts or sees else None
+
+
+def find_whole_class(config: Any, names: list[str]) -> tuple[type[PreTrainedModel], TextHeadKind]:
+    """Return the class of a model that makes vectors or values of texts, and what its head makes values of.
+
+    Of a model with an encoder and a decoder, the encoder is taken.
 
     Raises:
-        CheckpointError: None of them is a causal language model of transformers.
+        CheckpointError: None of `architectures` is one of transformers.
     """
-    causal = {name for names in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.values() for name in _as_names(names)}
+    encoders = _classes_of(MODEL_FOR_TEXT_ENCODING_MAPPING_NAMES)
+    heads: tuple[tuple[TextHeadKind, frozenset[str]], ...] = (
+        ("", _classes_of(MODEL_MAPPING_NAMES) | encoders),
+        ("text", _classes_of(MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING_NAMES)),
+        ("tokens", _classes_of(MODEL_FOR_TOKEN_CLASSIFICATION_MAPPING_NAMES)),
+    )
     for name in names:
-        if name in causal:
-            found: type[PreTrainedModel] = getattr(transformers, name)
-            return found
+        for head, classes in heads:
+            if name in classes:
+                encoder = MODEL_FOR_TEXT_ENCODING_MAPPING_NAMES.get(config.model_type)
+                is_half = not head and bool(config.is_encoder_decoder) and encoder is not None
+                return getattr(transformers, str(encoder) if is_half else name), head
     raise CheckpointError(
         f"'architectures' is {names!r}: neither Quire nor transformers {transformers.__version__} has it as a causal "
-        f"language model (model_type {config.model_type!r}): give a model that generates text."
+        f"language model, an encoder or a classifier (model_type {config.model_type!r}): give another model."
     )
 
 
-def build_on_meta(kind: type[PreTrainedModel], config: Any, dtype: torch.dtype) -> PreTrainedModel:
+def build_whole(config: Any, names: list[str], dtype: torch.dtype) -> tuple[PreTrainedModel, TextHeadKind]:
+    """Build the model that `find_whole_class` finds, without memory, and without a pooler that embeddings do without.
+
+    Raises:
+        CheckpointError: From `find_whole_class`, or transformers cannot build it.
+    """
+    kind, head = find_whole_class(config, names)
+    without = {"add_pooling_layer": False} if "add_pooling_layer" in inspect.signature(kind).parameters else {}
+    return build_on_meta(kind, config, dtype, **without), head
+
+
+def build_on_meta(kind: type[PreTrainedModel], config: Any, dtype: torch.dtype, **options: bool) -> PreTrainedModel:
     """Build a model without memory, whose attention is its own until it is changed.
+
+    Args:
+        options: Further arguments of the class.
 
     Raises:
         CheckpointError: transformers cannot build it.
@@ -75,13 +118,24 @@ def build_on_meta(kind: type[PreTrainedModel], config: Any, dtype: torch.dtype) 
     config._attn_implementation = EAGER
     try:
         with ContextManagers(kind.get_init_context(dtype, False, False, None)):
-            model: PreTrainedModel = kind(config)
+            model: PreTrainedModel = kind(config, **options)
     except Exception as error:
         raise CheckpointError(f"transformers cannot build {kind.__name__}: {_first_line(error)}") from error
     for module in model.modules():
         if isinstance(module, PreTrainedModel):  # it reads values of tokens, for a warning about padding
             module.__dict__["warn_if_padding_and_no_attention_mask"] = _nothing
     model.eval()  # type: ignore[no-untyped-call]
+    return model
+
+
+def build_text_on_meta(kind: type[PreTrainedModel], config: Any, dtype: torch.dtype) -> PreTrainedModel:
+    """Build a model that generates text as `build_on_meta` does, without the modules that read something else."""
+    model = build_on_meta(kind, config, dtype)
+    if hasattr(model, "get_image_features"):
+        text: Any = model.get_decoder()  # type: ignore[no-untyped-call]
+        for name, child in list(model.base_model.named_children()):
+            if not any(module is text for module in child.modules()) and text is not model.base_model:
+                setattr(model.base_model, name, nn.Identity())
     return model
 
 
@@ -133,6 +187,10 @@ def _configs_of(model: PreTrainedModel) -> Iterator[Any]:
 
 def _nothing(*_: Any, **__: Any) -> None:
     pass
+
+
+def _classes_of(mapping: Mapping[str, Any]) -> frozenset[str]:
+    return frozenset(name for names in mapping.values() for name in _as_names(names))
 
 
 def _as_names(names: Any) -> tuple[str, ...]:

@@ -8,9 +8,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-Tier = Literal["paged", "own"]
+Tier = Literal["paged", "own", "whole"]
 """How keys and values are kept: `paged` in Quire's KV cache, by Quire's attention; `own` in a cache that transformers
-makes for each sequence, one sequence a forward."""
+makes for each sequence, one sequence a forward; `whole` nowhere, since texts are computed whole."""
 
 
 @dataclass(frozen=True)
@@ -56,6 +56,8 @@ class Description:
         eos_ids: End-of-sequence tokens.
         token_elements: Elements that a sequence's own cache gains with each token; 0 if `tier` is "paged".
         sequence_elements: Elements of a sequence's own cache whatever its length.
+        values_of: What a head makes values of, if `tier` is "whole": texts, or each token; empty: there is no head.
+        token_types: Number of token types; 0: there are none.
     """
 
     directory: str
@@ -75,6 +77,8 @@ class Description:
     eos_ids: tuple[int, ...]
     token_elements: int = 0
     sequence_elements: int = 0
+    values_of: Literal["", "text", "tokens"] = ""
+    token_types: int = 0
 
     @property
     def kv_heads(self) -> int:

@@ -12,10 +12,10 @@ from collections.abc import Callable, Iterator
 import torch
 from torch import Tensor, nn
 
-from quire.compute.kernels.dispatch import kernel
+from quire.compute.kernels.cpu.bound import bound_rms_norm
 from quire.models.fallback.products import Part, Product
 
-_TOLERANCES = {torch.float32: 1e-6, torch.bfloat16: 1e-2, torch.float16: 2e-3}
+TOLERANCES = {torch.float32: 1e-6, torch.bfloat16: 1e-2, torch.float16: 2e-3}
 """Differences that are rounding, as shares of the largest output."""
 _MAGNITUDES = (1e-3, 1.0, 30.0)
 _EPSILONS = ("variance_epsilon", "eps")
@@ -45,8 +45,8 @@ def _norms(module: nn.Module, dtype: torch.dtype) -> Iterator[tuple[int, Callabl
         return
     weight = parameters[0][1].detach()
     if weight.dtype == dtype:
-        yield len(weight), _Norm(weight, eps)
-    yield len(weight), _Norm(weight.float() + 1, eps)
+        yield len(weight), Norm(weight, eps, dtype)
+    yield len(weight), Norm(weight.float() + 1, eps, dtype)
 
 
 def _gated_mlps(module: nn.Module) -> Iterator[tuple[int, Callable[[Tensor], Tensor]]]:
@@ -59,8 +59,14 @@ def _gated_mlps(module: nn.Module) -> Iterator[tuple[int, Callable[[Tensor], Ten
     both = [part for part in parts if isinstance(part, Part)]
     down = [part for part in parts if isinstance(part, Product)]
     widths = {child.out_features for child, part in zip(linears, parts, strict=True) if isinstance(part, Part)}
-    if len(both) == 2 and len(down) == 1 and both[0].product is both[1].product and len(widths) == 1:
-        yield linears[0].in_features, _GatedMlp(both[0].product, down[0], widths.pop())
+    if (
+        len(both) == 2
+        and len(down) == 1
+        and both[0].product is both[1].product
+        and len(widths) == 1
+        and both[0].product.shape[0] == 2 * widths.pop()
+    ):
+        yield linears[0].in_features, _GatedMlp(both[0].product, down[0])
 
 
 def _are_equal(module: nn.Module, candidate: Callable[[Tensor], Tensor], width: int, dtype: torch.dtype) -> bool:
@@ -73,36 +79,35 @@ def _are_equal(module: nn.Module, candidate: Callable[[Tensor], Tensor], width: 
             return False
         if not isinstance(expected, Tensor) or expected.dtype != dtype or expected.shape != found.shape:
             return False
-        if not (expected - found).abs().max() <= _TOLERANCES[dtype] * expected.abs().max():
+        if not (expected - found).abs().max() <= TOLERANCES[dtype] * expected.abs().max():
             return False
     return True
 
 
-class _Norm:
-    """A root mean square norm by a kernel."""
+class Norm:
+    """A root mean square norm by a kernel.
 
-    def __init__(self, weight: Tensor, eps: float) -> None:
-        self._weight = weight
-        self._eps = eps
-        self._rms_norm = kernel("rms_norm", "cpu")
+    Attributes:
+        weight: [width], in the model's dtype or fp32.
+        eps: Added to the mean square.
+    """
+
+    def __init__(self, weight: Tensor, eps: float, dtype: torch.dtype) -> None:
+        self.weight = weight
+        self.eps = eps
+        self._norm = bound_rms_norm(weight, eps, dtype)
 
     def __call__(self, x: Tensor) -> Tensor:
-        if x.shape[-1] != len(self._weight):
-            raise RuntimeError(f"a norm of {len(self._weight)} elements got {x.shape[-1]}")
-        x = x.contiguous()
-        out = torch.empty_like(x)
-        self._rms_norm(x, self._weight, self._eps, out)
-        return out
+        return self._norm(x)
 
 
 class _GatedMlp:
     """down(silu(gate(x)) · up(x)) by two kernels."""
 
-    def __init__(self, both: Product, down: Product, width: int) -> None:
-        self._both = both
-        self._down = down
-        self._width = width
+    def __init__(self, both: Product, down: Product) -> None:
+        self._columns = both.shape[1]
+        self._inner = both.silu_and_mul
+        self._down = down.rows
 
     def __call__(self, x: Tensor) -> Tensor:
-        inner = self._both.silu_and_mul(x.reshape(-1, x.shape[-1]), self._width)
-        return self._down(inner).view(*x.shape[:-1], -1)
+        return self._down(self._inner(x.reshape(-1, self._columns))).view(*x.shape[:-1], -1)

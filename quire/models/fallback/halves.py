@@ -56,8 +56,10 @@ class Halves:
             self.decoder.__dict__["forward"] = self._forward_or_given
 
     def hidden(self, tokens: Tensor, **inputs: Any) -> tuple[Tensor, Any]:
-        """Compute hidden states: tokens [tokens] → [tokens, hidden], and the decoder's whole output."""
-        output = self.decoder(input_ids=tokens[None], **inputs)
+        """Compute hidden states: tokens [tokens], or their embeddings [tokens, width] → [tokens, hidden], and the
+        decoder's whole output."""
+        name = "inputs_embeds" if tokens.is_floating_point() else "input_ids"
+        output = self.decoder(**{name: tokens[None]}, **inputs)
         hidden = output[0] if self.is_separate else output.logits
         return hidden[0], output
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from quire.errors import CheckpointError
-from quire.models.fallback.classes import build_on_meta, find_class, read_config, text_config_of
+from quire.models.fallback.classes import build_text_on_meta, build_whole, find_class, read_config, text_config_of
 from quire.models.fallback.description import AttentionCall, Description
 from quire.models.fallback.halves import Halves
 from quire.models.fallback.own_caches import cache_name
@@ -34,8 +35,11 @@ def describe(directory: Path) -> Description:
         CheckpointError: transformers cannot serve it either; the message says why.
     """
     config = read_config(directory)
-    kind = find_class(config, list(config.architectures or []))
-    model = build_on_meta(kind, config, torch.float32)
+    names = list(config.architectures or [])
+    kind = find_class(config, names)
+    if kind is None:
+        return _describe_whole(directory, config, names)
+    model = build_text_on_meta(kind, config, torch.float32)
     is_separate = _has_separate_head(model)
     calls: tuple[AttentionCall, ...] = ()
     reason = "all its attention is causal, and goes through transformers' attention interface"
@@ -68,6 +72,45 @@ def describe(directory: Path) -> Description:
         token_elements=each,
         sequence_elements=fixed,
     )
+
+
+def _describe_whole(directory: Path, config: Any, names: list[str]) -> Description:
+    """Describe a model that makes vectors or values of whole texts."""
+    model, head = build_whole(config, names, torch.float32)
+    text, tied = text_config_of(config), model.all_tied_weights_keys or {}
+    table: Any = model.get_input_embeddings()
+    if not isinstance(table, torch.nn.Embedding):
+        raise CheckpointError(f"{type(model).__name__} has no single table of tokens: give another model.")
+    hidden = _first_number(text, ("hidden_size", "d_model", "dim", "n_embd")) or table.embedding_dim
+    layers = _first_number(text, ("num_hidden_layers", "encoder_layers", "n_layers", "n_layer", "num_layers")) or 1
+    longest = _first_number(text, _LENGTHS)
+    return Description(
+        directory=str(directory),
+        architecture=type(model).__name__,
+        version=transformers.__version__,
+        tier="whole",
+        reason="each text is computed whole, in one step",
+        calls=(),
+        is_separate=True,
+        hidden=hidden,
+        vocab_size=table.num_embeddings,
+        layers=layers,
+        parameters=sum(parameter.numel() for name, parameter in model.named_parameters() if name not in tied),
+        tied=True,
+        max_model_len=None if longest is None else longest - _first_position(model),
+        bos_id=_first_number(text, ("bos_token_id",)),
+        eos_ids=_ids(getattr(text, "eos_token_id", None)),
+        token_elements=2 * hidden * layers,
+        values_of=head,
+        token_types=_first_number(text, ("type_vocab_size",)) or 0,
+    )
+
+
+def _first_position(model: PreTrainedModel) -> int:
+    """Return the number of the first position's embedding, which is over 0 where padding has one."""
+    tables = (module for name, module in model.named_modules() if name.endswith("position_embeddings"))
+    rows = (table.padding_idx for table in tables if isinstance(table, torch.nn.Embedding))
+    return next((row + 1 for row in rows if row is not None), 0)
 
 
 def _hidden_width(model: PreTrainedModel) -> int:
@@ -151,14 +194,15 @@ def _ids(value: Any) -> tuple[int, ...]:
     return tuple(each for each in values if isinstance(each, int) and each >= 0)
 
 
-def _main() -> None:
+def answer(describe: Callable[[Path], Any]) -> None:
+    """Print what a function finds of the directory that the first argument names, or its error."""
     transformers.logging.set_verbosity_error()  # type: ignore[no-untyped-call]
     try:
-        answer: dict[str, Any] = {"description": msgspec.to_builtins(describe(Path(sys.argv[1])))}
+        found: dict[str, Any] = {"description": msgspec.to_builtins(describe(Path(sys.argv[1])))}
     except CheckpointError as error:
-        answer = {"error": str(error)}
-    print(json.dumps(answer))
+        found = {"error": str(error)}
+    print(json.dumps(found))
 
 
 if __name__ == "__main__":
-    _main()
+    answer(describe)

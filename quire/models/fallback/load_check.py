@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from typing import NamedTuple
 
 import numpy as np
@@ -12,13 +13,17 @@ from torch import Tensor
 
 from quire.compute.attention.backend import AttentionBackend, StepRows
 from quire.errors import CheckpointError
-from quire.models.fallback.decoder import FallbackDecoder, TransformersWeights
+from quire.models.fallback.decoder import FallbackDecoder
+from quire.models.fallback.encoder import FallbackEncoder
+from quire.models.fallback.weights import TransformersWeights
 from quire.models.layers.layer import Layer
 from quire.models.layers.rotary import Positions
 from quire.models.model import Model
 from quire.models.spec import ModelSpec
 
 _TOKENS, _OTHER_TOKENS = 64, 24
+_TEXTS = (_TOKENS, _OTHER_TOKENS, _TOKENS * 7 // 8, 9, 2)
+"""Lengths of texts. What padding changes only near to it, as by convolutions, shows in short ones."""
 _TOLERANCES = {torch.float32: 1e-4, torch.bfloat16: 0.03, torch.float16: 0.03}
 """The largest difference of logits that is rounding, as a share of the largest logit."""
 _OUTLIERS = 1 / 16
@@ -58,17 +63,18 @@ def check(
         CheckpointError: The logits differ; the message has the figure.
     """
     decoder = next(layer.decoder for layer in layers if isinstance(layer, TransformersWeights))
+    if isinstance(decoder, FallbackEncoder):
+        check_texts(decoder, spec, device)
+        return
+    assert isinstance(decoder, FallbackDecoder)
     longest = min(_TOKENS, spec.max_model_len)
     lengths = (longest, min(_OTHER_TOKENS, longest))
     generator = torch.Generator().manual_seed(_SEED)
     texts = [torch.randint(spec.vocab_size, (length,), generator=generator).to(device) for length in lengths]
     tables = _tables(spec, block_size, device)
     with torch.inference_mode():
-        expected = [_reference(decoder, text) for text in texts]
-        ways = (None,) if decoder.own is None else decoder.own.ways
-        for way in ways:
-            if decoder.own is not None and way is not None:
-                decoder.own.advance = way
+        expected = [_reference(decoder.reference, text) for text in texts]
+        for way in _ways(decoder):
             try:
                 found = _computed(model, attention, texts, tables)
                 worst, differs = _difference(found, expected)
@@ -80,7 +86,7 @@ def check(
             if decoder.own is not None:
                 decoder.own.clear()
             if not differs:
-                _log.info("load check  logits differ by %.1e of the largest%s", worst, f": {way.value}" if way else "")
+                _log.info("load check  logits differ by %.1e of the largest%s", worst, f": {way}" if way else "")
                 return
     raise CheckpointError(
         f"{spec.architecture}: in chunks, its logits differ by {worst:.1e} of the largest from those of transformers' "
@@ -89,9 +95,54 @@ def check(
     )
 
 
-def _reference(decoder: FallbackDecoder, text: Tensor) -> Tensor:
+def check_texts(encoder: FallbackEncoder, spec: ModelSpec, device: torch.device) -> None:
+    """Compute texts in batches, and compare what is made of them with what is made of each one by itself.
+
+    Raises:
+        CheckpointError: They differ, also in batches without padding; the message has the figure.
+    """
+    lengths = [max(1, min(length, spec.max_model_len)) for length in _TEXTS]
+    generator = torch.Generator().manual_seed(_SEED)
+    tokens = torch.randint(spec.vocab_size, (sum(lengths),), generator=generator).to(device)
+    types = (
+        torch.randint(spec.token_types, (sum(lengths),), generator=generator).to(device) if spec.token_types else None
+    )
+    with torch.inference_mode():
+        parts = [None] * len(lengths) if types is None else torch.split(types, lengths)
+        expected = [
+            _reference(partial(encoder.reference, types=part), text)
+            for text, part in zip(torch.split(tokens, lengths), parts, strict=True)
+        ]
+        for pads in dict.fromkeys((encoder.pads, False)):
+            encoder.pads = pads
+            found = encoder.outputs(tokens, np.array(lengths), types)
+            largest = torch.cat(expected).abs().max()
+            worst = float(((found - torch.cat(expected)).abs().max() / largest).nan_to_num(torch.inf))
+            if worst <= _TOLERANCES[found.dtype]:
+                _log.info("load check  outputs differ by %.1e of the largest%s", worst, "" if pads else ": unpadded")
+                return
+    raise CheckpointError(
+        f"{spec.architecture}: in batches, what it makes of texts differs by {worst:.1e} of the largest from "
+        f"transformers' on the same weights, where {_TOLERANCES[found.dtype]:g} is allowed: it would answer wrongly, "
+        "so it is not served. Give another model, or report this with its config.json."
+    )
+
+
+def _ways(decoder: FallbackDecoder) -> Iterator[str]:
+    """Yield the ways to compute, the fastest first, while the decoder computes in each of them."""
+    if decoder.own is not None:
+        for way in decoder.own.ways:
+            decoder.own.advance = way
+            yield way.value
+        return
+    yield ""
+    if decoder.unfuse_attentions():
+        yield "attention modules are transformers' own"
+
+
+def _reference(compute: Callable[[Tensor], Tensor], text: Tensor) -> Tensor:
     try:
-        return decoder.reference(text)
+        return compute(text)
     except Exception as error:
         raise CheckpointError(
             f"transformers itself cannot compute this model from token ids alone ({type(error).__name__}: {error}): "

@@ -4,12 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from itertools import groupby
+from math import prod
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
+from quire.compute.kernels.cpu.bound import bound_linear, bound_silu_and_mul
+from quire.compute.kernels.cpu.large_pages import LargePages
+from quire.compute.kernels.cpu.linear import PackedWeight, packed_shape
 from quire.compute.kernels.dispatch import kernel
 
 Products = list[list[nn.Linear]]
@@ -68,7 +72,8 @@ def find_products(model: PreTrainedModel, run: Callable[[], object]) -> Products
 
 def use_kernels(products: Products, dtype: torch.dtype) -> None:
     """Pack the weights of these layers for Quire's `linear`, and drop them in the layout that torch has."""
-    pack, linear = kernel("pack_linear", "cpu"), kernel("linear", "cpu")
+    pack = kernel("pack_linear", "cpu")
+    pages = LargePages(sum(_packed_bytes(layers, dtype.itemsize) for layers in products))
     for layers in products:
         if any(parameter.dtype != dtype for layer in layers for parameter in layer.parameters()):
             continue  # the model keeps some in fp32
@@ -76,32 +81,35 @@ def use_kernels(products: Products, dtype: torch.dtype) -> None:
         bias = None if layers[0].bias is None else torch.cat([layer.bias.detach() for layer in layers])
         for layer in layers:
             layer.weight = nn.Parameter(torch.empty_like(layer.weight, device="meta"), requires_grad=False)
-        product = Product(linear, pack(weight), bias)
+        product = Product(pages.moved(pack(weight)), bias, (weight.shape[0], weight.shape[1]))
         end = 0
         for layer in layers:
             begin, end = end, end + layer.out_features
             layer.__dict__["forward"] = product if len(layers) == 1 else Part(product, begin, end)
 
 
-class Product:
-    """x Wᵀ + b by a kernel: [..., columns] → [..., rows]. W may stack several layers, which ask for their `part`."""
+def _packed_bytes(layers: list[nn.Linear], element: int) -> int:
+    shape = packed_shape(sum(layer.out_features for layer in layers), layers[0].in_features, element)
+    return prod(shape) * element
 
-    def __init__(self, linear: Callable[..., Tensor], weight: Any, bias: Tensor | None) -> None:
-        self._linear = linear
-        self._weight = weight
-        self._bias = bias
-        self._silu_and_mul = kernel("linear_silu_and_mul", "cpu")
+
+class Product:
+    """x Wᵀ + b by a kernel: [..., columns] → [..., rows]. W may stack several layers, which ask for their `part`.
+
+    Attributes:
+        shape: (rows, columns) of W.
+        rows: Multiplies rows: [n, columns] → [n, rows of W].
+        silu_and_mul: Returns silu of the first half of the product times the second: [n, columns] → [n, rows of W / 2].
+    """
+
+    def __init__(self, packed: Tensor | PackedWeight, bias: Tensor | None, shape: tuple[int, int]) -> None:
+        self.shape = shape
+        self.rows = bound_linear(packed, bias)
+        self.silu_and_mul = bound_silu_and_mul(packed, bias, shape[0] // 2)
         self._last: tuple[Tensor, Tensor] | None = None
 
     def __call__(self, input: Tensor) -> Tensor:
-        rows = input.reshape(-1, input.shape[-1])
-        return self._linear(rows, self._weight, self._bias).view(*input.shape[:-1], -1)
-
-    def silu_and_mul(self, rows: Tensor, width: int) -> Tensor:
-        """Return silu of the first half of the product times the second: [n, columns] → [n, width]."""
-        out = rows.new_empty((len(rows), width))
-        self._silu_and_mul(rows, self._weight, self._bias, out)
-        return out
+        return self.rows(input.reshape(-1, self.shape[1])).view(*input.shape[:-1], -1)
 
     def part(self, input: Tensor, begin: int, end: int) -> Tensor:
         """Return some rows of the product. The first ones are asked for first, and the last ones last."""

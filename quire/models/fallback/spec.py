@@ -17,6 +17,7 @@ from dataclasses import replace
 from functools import lru_cache
 from importlib.metadata import version
 from pathlib import Path
+from typing import TypeVar
 
 import msgspec
 
@@ -25,15 +26,21 @@ from quire.foundation.config import environment
 from quire.models.fallback.description import Description
 from quire.models.families.family import Family
 from quire.models.layer_spec import AttentionSpec, LayerSpec, MlpSpec, NormSpec
+from quire.models.vision.module_spec import ModuleVisionSpec
 
 _INSPECTION = "quire.models.fallback.inspection"
+_TOWER_INSPECTION = "quire.models.fallback.tower_inspection"
+_TOWER_FILES = ("config.json", "preprocessor_config.json", "processor_config.json", "tokenizer_config.json")
 _SECONDS = 600
-_FORMAT = 1
+_FORMAT = 2
 """Changes with what a description says, or how it is found."""
 DEFAULT_MAX_MODEL_LEN = 2048
 """Longest sequence where config.json has no limit."""
 FAMILY = Family(decoder="quire.models.fallback.decoder:FallbackDecoder")
+WHOLE = Family(decoder="quire.models.fallback.encoder:FallbackEncoder")
+"""Models that make vectors or values of whole texts."""
 _log = logging.getLogger(__name__)
+_Found = TypeVar("_Found", Description, ModuleVisionSpec)
 
 
 def is_installed() -> bool:
@@ -54,22 +61,53 @@ def describe(directory: Path, architecture: str) -> Description:
             "pip install 'quire[transformers]'.",
             param="model_impl",
         )
-    content = (directory / "config.json").read_bytes()
-    versions = f"{_FORMAT} {version('transformers')}".encode()
-    return _describe(directory.resolve(), hashlib.sha256(content + versions).hexdigest())
+    found: Description = _describe(directory.resolve(), _digest(directory, ("config.json",)), _INSPECTION, Description)
+    return found
+
+
+def describe_tower(directory: Path) -> ModuleVisionSpec:
+    """Describe the tower of a checkpoint that transformers' modules compute, as it was described before if nothing has
+    changed.
+
+    Raises:
+        CheckpointError: transformers is not installed, or cannot compute it; the message says why.
+    """
+    if not is_installed():
+        raise CheckpointError("transformers computes it, and is not installed: pip install 'quire[transformers]'")
+    if not any((directory / name).is_file() for name in _TOWER_FILES[1:3]):
+        raise CheckpointError("the checkpoint has no image processor: download its preprocessor_config.json")
+    found = _tower_or_error(directory.resolve(), _digest(directory, _TOWER_FILES))
+    if isinstance(found, CheckpointError):
+        raise found
+    return found
 
 
 @lru_cache(maxsize=32)
-def _describe(directory: Path, digest: str) -> Description:
+def _tower_or_error(directory: Path, digest: str) -> ModuleVisionSpec | CheckpointError:
+    try:
+        found: ModuleVisionSpec = _describe(directory, digest, _TOWER_INSPECTION, ModuleVisionSpec)
+    except CheckpointError as error:
+        return error
+    return found
+
+
+def _digest(directory: Path, names: tuple[str, ...]) -> str:
+    files = [path.read_bytes() for name in names if (path := directory / name).is_file()]
+    versions = f"{_FORMAT} {version('transformers')}".encode()
+    return hashlib.sha256(b"".join([" ".join(names).encode(), *files, versions])).hexdigest()
+
+
+@lru_cache(maxsize=32)
+def _describe(directory: Path, digest: str, inspection: str, kind: type[_Found]) -> _Found:
     kept = environment.fallback_cache() / f"{digest[:40]}.json"
     try:
-        return replace(msgspec.json.decode(kept.read_bytes(), type=Description), directory=str(directory))
+        return replace(msgspec.json.decode(kept.read_bytes(), type=kind), directory=str(directory))
     except (OSError, msgspec.MsgspecError):
         pass
     if "torch" in sys.modules:
-        found: Description = importlib.import_module(_INSPECTION).describe(directory)
+        found: _Found = importlib.import_module(inspection).describe(directory)
     else:
-        found = _describe_elsewhere(directory)
+        found = _describe_elsewhere(directory, inspection, kind)
     try:
         kept.parent.mkdir(parents=True, exist_ok=True)
         partial = kept.with_suffix(f".{os.getpid()}")
@@ -80,9 +118,9 @@ def _describe(directory: Path, digest: str) -> Description:
     return found
 
 
-def _describe_elsewhere(directory: Path) -> Description:
+def _describe_elsewhere(directory: Path, inspection: str, kind: type[_Found]) -> _Found:
     """Describe a model in another process."""
-    command = [sys.executable, "-m", _INSPECTION, str(directory)]
+    command = [sys.executable, "-m", inspection, str(directory)]
     try:
         done = subprocess.run(command, capture_output=True, timeout=_SECONDS, check=False)
         answer = json.loads(done.stdout.splitlines()[-1])
@@ -90,7 +128,7 @@ def _describe_elsewhere(directory: Path) -> Description:
         raise CheckpointError(f"{directory}: transformers could not be asked about it ({error}).") from None
     if "error" in answer:
         raise CheckpointError(answer["error"])
-    return msgspec.convert(answer["description"], Description)
+    return msgspec.convert(answer["description"], kind)
 
 
 def layers_of(found: Description) -> tuple[LayerSpec, ...]:
@@ -103,7 +141,7 @@ def layers_of(found: Description) -> tuple[LayerSpec, ...]:
         ]
     else:
         width = max(1, -(-found.token_elements // (2 * found.layers)))
-        attentions = [replace(outer, head_dim=width)] * found.layers
+        attentions = [replace(outer, head_dim=width, two_sided=found.tier == "whole")] * found.layers
     around = found.vocab_size * found.hidden * (1 if found.tied else 2)
     each = max(0, found.parameters - around) // len(attentions)
     widths = [max(1, (each - sum(attention.weights())) // (2 * found.hidden)) for attention in attentions]

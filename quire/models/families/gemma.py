@@ -17,15 +17,10 @@ def _scaled_embedding(fields: ConfigFile, spec: ModelSpec) -> ModelSpec:
     return replace(spec, embedding_scale=spec.hidden**0.5)
 
 
+AROUND = ("input_layernorm", "post_attention_layernorm", "pre_feedforward_layernorm", "post_feedforward_layernorm")
+"""Names of a layer's norms around attention and MLP."""
 _GEMMA: dict[str, Any] = {
-    "modules": ModuleNames(
-        norms=(
-            "input_layernorm",
-            "post_attention_layernorm",
-            "pre_feedforward_layernorm",
-            "post_feedforward_layernorm",
-        )
-    ),
+    "modules": ModuleNames(norms=AROUND),
     "names": {"hidden_act": "hidden_activation"},
     "windows": "by type",
     "norms": {"unit_offset": True, "number": 4, "place": "around"},

@@ -18,8 +18,19 @@ def _gated(fields: ConfigFile, layer: LayerSpec, number: int) -> LayerSpec:
     gating = fields.get("gating", True)
     if gating not in _GATES:
         raise fields.wrong("gating", "is not supported: served are true, per-head, per-element")
-    heads = fields.count_of_all("num_attention_heads_per_layer", layer.mixer.heads)
+    heads = _heads(fields, number, layer.mixer.heads)
     return with_parts(layer, mixer={"heads": heads, "gate": GateSpec("softplus", by_head=_GATES[gating])})
+
+
+def _heads(fields: ConfigFile, number: int, usual: int) -> int:
+    """Return the number of query heads of a layer."""
+    key = "num_attention_heads_per_layer"
+    of_layers = fields.get(key)
+    if of_layers is None:
+        return usual
+    if not isinstance(of_layers, list) or len(of_layers) != fields.count("num_hidden_layers"):
+        raise fields.wrong(key, "must have a number for each layer")
+    return int(fields.positive(key, of_layers[number]))
 
 
 def _capped(fields: ConfigFile, layer: LayerSpec, number: int) -> LayerSpec:

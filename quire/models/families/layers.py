@@ -10,7 +10,7 @@ from dataclasses import replace
 from quire.models.config_file import ConfigFile
 from quire.models.families.family import Family, ReadLayer
 from quire.models.kv_cache_groups import read_window, read_windowed_layers
-from quire.models.layer_spec import AttentionSpec, LayerSpec, MlpSpec, NormSpec, with_parts
+from quire.models.layer_spec import AttentionSpec, LayerSpec, Mixer, MlpSpec, NormSpec, with_parts
 from quire.models.rope_spec import read_local_rope, read_rope
 
 
@@ -29,9 +29,32 @@ def read_layers(fields: ConfigFile, family: Family) -> tuple[LayerSpec, ...]:
     layers = tuple(windowed if is_windowed else usual for is_windowed in kinds)
     layers = tuple(with_parts(layer, mixer=family.mixer) for layer in layers) if family.mixer else layers
     layers = tuple(read(fields, layer, number) for number, layer in enumerate(layers)) if read else layers
+    layers = _of_both_sides(fields, family, layers)
     for layer in layers:
         _check(fields, layer.mixer)
     return layers
+
+
+def _of_both_sides(fields: ConfigFile, family: Family, layers: tuple[LayerSpec, ...]) -> tuple[LayerSpec, ...]:
+    """Return the layers, whose attention is two-sided if the file says so.
+
+    With `use_bidirectional_attention`, half of the window lies to each side, as in transformers' Gemma 3; with
+    `is_causal`, the whole window.
+    """
+    key = "use_bidirectional_attention"
+    of_images = fields.get(key) in family.only.get(key, ())  # texts are not
+    halves = not of_images and fields.flag(key)
+    if not halves and fields.flag("is_causal", True):
+        return layers
+    both = []
+    for layer in layers:
+        own = layer.mixer
+        if not isinstance(own, AttentionSpec) or own.chunk is not None or own.slopes:
+            raise fields.wrong(key if halves else "is_causal", "is not supported by this architecture")
+        window = own.window
+        window = window // 2 + 1 if halves and window is not None else window
+        both.append(with_parts(layer, mixer={"two_sided": True, "window": window}))
+    return tuple(both)
 
 
 def interleaved(fields: ConfigFile, layer: LayerSpec, number: int) -> LayerSpec:
@@ -70,16 +93,16 @@ def _attention(fields: ConfigFile, family: Family) -> AttentionSpec:
     )
 
 
-def _check(fields: ConfigFile, attention: AttentionSpec) -> None:
+def _check(fields: ConfigFile, attention: Mixer) -> None:
     if attention.heads % attention.kv_heads:
         raise fields.wrong("num_key_value_heads", f"must divide num_attention_heads ({attention.heads})")
-    if attention.rope and attention.rope.width(attention.head_dim) % 2:
+    if attention.rope and attention.rope.width(attention.rotated) % 2:
         raise fields.wrong("head_dim", "must be even")
 
 
 def _mlp(fields: ConfigFile, family: Family) -> MlpSpec:
     hidden, gated = fields.count("hidden_size"), family.mlp.get("gated", True)
-    width = fields.count("intermediate_size", None if gated else 4 * hidden)
+    width = fields.count_of_all("intermediate_size", None if gated else 4 * hidden)
     activation = fields.choice("hidden_act", family.activations, "silu")
     mlp = MlpSpec(hidden, width, activation, bias=fields.flag("mlp_bias"))
     return replace(mlp, **family.mlp)

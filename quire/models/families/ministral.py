@@ -9,7 +9,8 @@ from quire.models.layer_spec import LayerSpec, QueryScaleSpec, with_parts
 _LENGTH = "original_max_position_embeddings"
 
 
-def _query_scale(fields: ConfigFile, layer: LayerSpec, number: int) -> LayerSpec:
+def query_scale(fields: ConfigFile, layer: LayerSpec, number: int) -> LayerSpec:
+    """Return the layer with queries that are scaled by their positions, if the file says so."""
     values = fields.get("rope_parameters") or {}
     if not values.get("llama_4_scaling_beta"):
         return layer
@@ -38,6 +39,6 @@ FAMILIES: dict[str, Family] = {
                 "llama_4_scaling_beta": 0.1,
             },
         },
-        read_layer=_query_scale,
+        read_layer=query_scale,
     ),
 }

@@ -8,6 +8,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
+from quire.compute.kernels.activations import SILU, Activation
 from quire.compute.kernels.routing import Routing
 from quire.models.config_file import ConfigFile
 from quire.models.families.family import ReadLayer
@@ -15,6 +16,9 @@ from quire.models.layer_spec import LayerSpec, MixtureSpec, MlpSpec, SharedExper
 
 SIGMOID: dict[str, Any] = {"scoring": "sigmoid", "correction": True, "of_best_two": True, "epsilon": 1e-20}
 """The routing of DeepSeek-V3."""
+
+_ACTIVATIONS = {("silu", True): SILU, ("relu2", False): Activation("relu2")}
+"""What experts compute, by the activation of the MLP in whose place they are, and by whether it has a gate."""
 
 
 def experts_in_place_of_mlps(*, gated: bool = False, factor: float = 1.0, **routing: Any) -> ReadLayer:
@@ -30,7 +34,7 @@ def experts_in_place_of_mlps(*, gated: bool = False, factor: float = 1.0, **rout
         assert isinstance(layer.mlp, MlpSpec)
         if not has_experts(fields, number):
             return layer
-        if layer.mlp.activation != "silu":
+        if (layer.mlp.activation, layer.mlp.gated) not in _ACTIVATIONS:
             raise fields.wrong("hidden_act", "is not supported: experts have silu")
         mixture = read_mixture(fields, layer.mlp, routing)
         width = _shared_width(fields, mixture)
@@ -66,7 +70,8 @@ def read_mixture(fields: ConfigFile, mlp: MlpSpec, fixed: dict[str, Any]) -> Mix
         limit = f"{count}" if groups == kept else f"{count}, of which {count // groups * kept} are in the best groups"
         raise fields.wrong("num_experts_per_tok", f"must be at most {key} ({limit})")
     width = fields.count_of_all("moe_intermediate_size", mlp.width)
-    return MixtureSpec(mlp.hidden, width, count, replace(routing, **fixed))
+    activation = _ACTIVATIONS.get((mlp.activation, mlp.gated), SILU)
+    return MixtureSpec(mlp.hidden, width, count, replace(routing, **fixed), activation=activation)
 
 
 def _shared_width(fields: ConfigFile, mixture: MixtureSpec) -> int:

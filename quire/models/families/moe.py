@@ -1,4 +1,4 @@
-"""Families of experts that are routed by σ: dots.llm1, GLM-4.5 to 4.7, Hunyuan 3, MiniMax-M2 and Trinity."""
+"""Families of experts that are routed by σ: dots.llm1, GLM-4.5 to 4.7, Hunyuan 3, MiniMax-M2, Solar and Trinity."""
 
 from __future__ import annotations
 
@@ -74,6 +74,25 @@ FAMILIES: dict[str, Family] = {
             "max_position_embeddings": 131072,
         },
         only={"scoring_func": ("sigmoid",), "topk_method": ("noaux_tc",)},
+        read_layer=_glm4,
+    ),
+    "SolarOpenForCausalLM": Family(
+        partial_rotary=True,
+        names={"num_experts": "n_routed_experts", "num_shared_experts": "n_shared_experts"},
+        defaults={
+            "head_dim": 128,
+            "num_key_value_heads": 8,
+            "num_experts": 128,
+            "num_experts_per_tok": 8,
+            "num_shared_experts": 1,
+            "moe_intermediate_size": 1280,
+            "intermediate_size": 10240,
+            "norm_topk_prob": True,
+            "rms_norm_eps": 1e-5,
+            "rope_theta": 1e6,
+            "max_position_embeddings": 131072,
+        },
+        only={"first_k_dense_replace": (0,), "use_qk_norm": (False,)},
         read_layer=_glm4,
     ),
     "HYV3ForCausalLM": Family(

@@ -1,4 +1,4 @@
-"""Qwen 2 and 3."""
+"""Qwen 2 and 3, and Mellum 2, which is like Qwen 3."""
 
 from __future__ import annotations
 
@@ -36,6 +36,29 @@ FAMILIES: dict[str, Family] = {
             "use_sliding_window": False,
             "sliding_window": 4096,
             "max_position_embeddings": 32768,
+        },
+        read_layer=experts_in_place_of_mlps(),
+    ),
+    "MellumForCausalLM": Family(
+        windows="by type",
+        local_rope=True,
+        partial_rotary=True,
+        mixer={"qk_norm": QKNormSpec()},
+        names={"num_experts": ("num_experts", "num_local_experts")},
+        defaults={
+            "head_dim": 128,
+            "num_key_value_heads": 4,
+            "sliding_window": 1024,
+            "sliding_window_pattern": 1,
+            "num_experts": 64,
+            "num_experts_per_tok": 8,
+            "moe_intermediate_size": 896,
+            "norm_topk_prob": True,
+            "max_position_embeddings": 131072,
+            "rope_parameters": {
+                "full_attention": {"rope_type": "default", "rope_theta": 500000.0},
+                "sliding_attention": {"rope_type": "default", "rope_theta": 10000.0},
+            },
         },
         read_layer=experts_in_place_of_mlps(),
     ),

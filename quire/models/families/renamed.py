@@ -43,6 +43,10 @@ FAMILIES: dict[str, Family] = {
     "LLaMAForCausalLM": _LLAMA,
     "AquilaForCausalLM": _LLAMA,
     "XverseForCausalLM": _LLAMA,
+    "IQuestCoderForCausalLM": Family(
+        defaults={"head_dim": 128, "num_key_value_heads": 8, "rms_norm_eps": 1e-5, "max_position_embeddings": 131072},
+        only={"clip_qkv": (), "use_sliding_window": (False,)},
+    ),
     "InternLM2ForCausalLM": Family(
         modules=ModuleNames(
             embedding="model.tok_embeddings",

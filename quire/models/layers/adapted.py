@@ -10,7 +10,7 @@ from torch import Tensor
 from quire.compute.collectives.delta import total_of
 from quire.compute.kernels.activations import SILU, Activation
 from quire.compute.kernels.dispatch import kernel
-from quire.compute.kernels.reference.activation import gated
+from quire.compute.kernels.reference.activation import activated
 from quire.compute.kernels.reference.lora import Tiles
 from quire.compute.kernels.reference.quantized_rows import Rows
 from quire.models.layers.linear import Linear
@@ -123,8 +123,7 @@ class SeparatelyAdaptedExperts:
             hidden = gate_up.new_empty((len(x), gate_up.shape[1] // 2))
             self._silu_and_mul(gate_up, hidden)
         else:
-            gate, up = gate_up.chunk(2, -1)
-            hidden = gated(gate, up, self._activation)
+            hidden = activated(gate_up, self._activation)
         y = self._separate.down(number, hidden)
         update.down.add(hidden, y, tiles)
         return y

@@ -21,11 +21,23 @@ from quire.models.layers.rotary import Angles
 
 @dataclass(frozen=True)
 class Heads:
-    """The shape of attention: `query` heads share `kv` heads, each `width` wide."""
+    """The shape of attention: `query` heads share `kv` heads, each `width` wide.
+
+    `kv_projections` is how many projections keys and values have: one each, one for both, or none. Projected values
+    have `values` elements, if these are fewer, and are multiplied by `value_scale`.
+    """
 
     query: int
     kv: int
     width: int
+    kv_projections: int = 2
+    values: int | None = None
+    value_scale: float = 1.0
+
+    @property
+    def projected(self) -> int:
+        """Number of heads of queries, keys and values that are projected."""
+        return self.query + self.kv_projections * self.kv
 
 
 class OutputGate:
@@ -34,10 +46,12 @@ class OutputGate:
     Args:
         spec: The kind of the gate.
         device: The type of the device.
+        is_first: Whether gates lie before queries instead of behind values.
     """
 
-    def __init__(self, spec: GateSpec, device: str) -> None:
+    def __init__(self, spec: GateSpec, device: str, *, is_first: bool = False) -> None:
         self._spec = spec
+        self.is_first = is_first
         self._gate_heads = kernel("gate_heads", device)
 
     def __call__(self, x: Tensor, gate: Tensor) -> None:
@@ -74,7 +88,8 @@ class Attention:
         self.row_form = qkv.row_form
         self._layer = layer
         self._heads = heads
-        is_read_before = gate is not None or (norm is not None and norm.whole)  # before the op that adds updates
+        # Before the op that adds updates, something reads what is projected.
+        is_read_before = gate is not None or (norm is not None and norm.whole) or heads.values is not None
         self._qkv = qkv if is_read_before else qkv.pending
         self._out = out
         self._norm = norm
@@ -83,13 +98,15 @@ class Attention:
 
     def __call__(self, x: Rows, angles: Angles | None, backend: AttentionBackend) -> Delta:
         """Compute attention: [tokens, hidden] → [tokens, hidden]; `angles` is None if nothing is rotated."""
-        n, q, kv, d = x.shape[0], self._heads.query, self._heads.kv, self._heads.width
+        n, q, d, heads = x.shape[0], self._heads.query, self._heads.width, self._heads.projected
         projected = self._qkv(x)
         qkv, update = (projected, None) if isinstance(projected, Tensor) else projected.parts()
         gated = qkv
         if self._gate is not None:
-            qkv, gated = qkv[:, : (q + 2 * kv) * d], qkv[:, (q + 2 * kv) * d :]
-        qkv = qkv.view(n, q + 2 * kv, d)
+            at = q * d if self._gate.is_first else heads * d
+            first, last = qkv[:, :at], qkv[:, at:]
+            qkv, gated = (last, first) if self._gate.is_first else (first, last)
+        qkv = qkv.view(n, heads, d)
         o = x.new_empty((n, q * d))
         backend.run(self._layer, qkv, self._between(qkv, angles, update), o.view(n, q, d))
         if self._gate is not None:
@@ -104,3 +121,20 @@ class Attention:
             return QKNormRope(None, 0.0, cos, sin, update, self._form, None, None, scale)
         squares = norm.mean_squares(qkv) if norm.whole else None
         return QKNormRope(norm.weight, norm.eps, cos, sin, update, self._form, norm.bias, squares, scale)
+
+
+class NarrowAttention(Attention):
+    """One layer's attention with values that are narrower than keys. Behind them stand zeros, in the cache too, so that
+    values are as wide as keys."""
+
+    def __call__(self, x: Rows, angles: Angles | None, backend: AttentionBackend) -> Delta:
+        n, q, kv, d = x.shape[0], self._heads.query, self._heads.kv, self._heads.width
+        projected = self._qkv(x)
+        assert isinstance(projected, Tensor) and self._heads.values is not None and self._gate is None
+        keys, width = (q + kv) * d, self._heads.values
+        qkv = projected.new_zeros((n, q + 2 * kv, d))
+        qkv[:, : q + kv] = projected[:, :keys].view(n, q + kv, d)
+        qkv[:, q + kv :, :width] = projected[:, keys:].view(n, kv, width) * self._heads.value_scale
+        o = x.new_empty((n, q, d))
+        backend.run(self._layer, qkv, self._between(qkv, angles, None), o)
+        return self._out(o[..., :width].reshape(n, q * width))

@@ -6,8 +6,9 @@ shapes, and the factory decides what computes them.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any, NamedTuple, TypeVar
 
 import torch
@@ -19,18 +20,20 @@ from quire.compute.collectives.delta import Delta
 from quire.compute.collectives.engine_group import EngineGroup
 from quire.compute.kernels.reference.attention_inputs import NormRopeForm
 from quire.compute.mesh import Mesh, Span
-from quire.models.layer_spec import GateSpec, MixtureSpec, NormSpec, QKNormSpec, SharedExpert
+from quire.models.layer_spec import GateSpec, LatentSpec, MixtureSpec, NormSpec, QKNormSpec, SharedExpert
 from quire.models.layers.adapted import AdaptedExperts, AdaptedLinear, SeparatelyAdaptedExperts
-from quire.models.layers.attention import Attention, Heads, OutputGate
+from quire.models.layers.attention import Attention, Heads, NarrowAttention, OutputGate
 from quire.models.layers.divided import ExpertsOfEngines, GatheredLogits, SummedOverRanks, VocabularyEmbedding
 from quire.models.layers.embedding import ChangedLogits, Embedding, TiedHead
+from quire.models.layers.latent_attention import LatentAttention, LatentExpansion, LatentNames, LatentQueries
 from quire.models.layers.layer import Layer
-from quire.models.layers.linear import Linear, Projection
+from quire.models.layers.linear import Linear, Projection, ScaledProjection
 from quire.models.layers.mixture import (
     BesideSharedExpert,
-    CorrectionBias,
+    LatentExperts,
     MixtureNames,
     MixtureOfExperts,
+    OfExperts,
     Router,
     WeightedInput,
 )
@@ -98,6 +101,20 @@ class LayerFactory:
         self._engines = engines
         self.layers: list[Layer] = []
 
+    @property
+    def ranks(self) -> int:
+        """How many ranks divide each layer."""
+        return self._mesh.tp
+
+    @property
+    def collectives(self) -> Collectives:
+        """Operations over the ranks that divide each layer."""
+        return self._collectives
+
+    def part(self, units: int) -> Span:
+        """Return this rank's of `units` that ranks divide."""
+        return self._mesh.part(units)
+
     def own_layers(self, layers: int) -> range:
         """Return the numbers of the layers that this rank computes, in a model with `layers` layers."""
         return self._mesh.own_layers(layers)
@@ -124,14 +141,18 @@ class LayerFactory:
         """Build queries, keys and values as one product, whether stored one by one or as one projection.
 
         If there are fewer KV heads than ranks, several ranks share one. If attention has a gate, the last name is that
-        of its projection, whose outputs come last.
+        of its projection, whose outputs come last; if it is empty, the gate of each head is stored behind its query,
+        and gates come first.
         """
+        if layout == "kinds" and gate is not None and not names[-1]:
+            return self._adapted(*self._queries_with_gates(names[:-1], heads, columns, bias))
         if layout != "kinds":
             spans = spans_of(layout, heads, self._mesh.part(heads.query), self._mesh.part(heads.kv))
             cut = Cut((heads.query + 2 * heads.kv) * heads.width, spans)
             whole, own = (LinearShape(names, (rows,), columns) for rows in (cut.whole, _size(cut)))
             return self._adapted(own, bias, LinearPart(whole, {names[0]: cut}))
-        parts = (Outputs(heads.query, heads.width), Outputs(heads.kv, heads.width), Outputs(heads.kv, heads.width))
+        of_kv = (Outputs(heads.kv, heads.width), Outputs(heads.kv, heads.values or heads.width))
+        parts = (Outputs(heads.query, heads.width), *of_kv[: heads.kv_projections])
         if gate is None:
             return self._column_parallel(names, _by_module(names, parts), columns, bias, transposed=transposed)
         gated = (Outputs(heads.query, 1 if gate.by_head else heads.width),)
@@ -145,10 +166,44 @@ class LayerFactory:
         parts = tuple((Outputs(count),) for count in rows)
         return self._column_parallel(names, parts, columns, bias, transposed=transposed)
 
-    def gate_up(self, names: tuple[str, ...], width: int, columns: int, bias: bool, activation: str) -> Projection:
-        """Build the gate and up projections of an MLP `width` wide as one product, however they are stored."""
+    def rows_of(self, cuts: Mapping[str, Cut], columns: int, bias: bool) -> Projection:
+        """Build projections out of the stream as one product, of whose outputs this rank has these, in their order."""
+        names = tuple(cuts)
+        whole = LinearShape(names, tuple(cut.whole for cut in cuts.values()), columns)
+        own = LinearShape(names, tuple(_size(cut) for cut in cuts.values()), columns)
+        return self._adapted(own, bias, LinearPart(whole, dict(cuts)))
+
+    def scaled(self, base: Projection, factors: Sequence[tuple[int, float]]) -> Projection:
+        """Return a projection with factors of its outputs: numbers of neighbours, and their factor."""
+        return ScaledProjection(base, factors, self.options)
+
+    def gate_up(
+        self,
+        names: tuple[str, ...],
+        width: int,
+        columns: int,
+        bias: bool,
+        activation: str,
+        *,
+        up_first: bool = False,
+    ) -> Projection:
+        """Build the gate and up projections of an MLP `width` wide as one product, however they are stored.
+
+        One projection has gate before up, or up before gate (`up_first`).
+        """
+        if up_first:
+            (name,), own = names, self._mesh.part(width)
+            cut = Cut(2 * width, (Span(width + own.start, own.count), own))
+            whole, part = (LinearShape(names, (rows,), columns) for rows in (cut.whole, _size(cut)))
+            return self._adapted(part, bias, LinearPart(whole, {name: cut}))
         parts = _by_module(names, (Outputs(width), Outputs(width)))
         return self._column_parallel(names, parts, columns, bias, gated=GATED[activation] == "silu_and_mul")
+
+    def whole(self, name: str, rows: int, columns: int, bias: bool) -> Projection:
+        """Build a small product that every rank computes whole, and adapters do not change: its rows may be others than
+        the step's tokens, whose adapters are known.
+        """
+        return self._linear(LinearShape((name,), (rows,), columns), bias)
 
     def slopes(self, slopes: tuple[float, ...]) -> Tensor | None:
         """Return what scores of this rank's heads fall by with each position of distance; None: nothing."""
@@ -194,7 +249,7 @@ class LayerFactory:
 
     def qk_norm(self, names: tuple[str, str], heads: Heads, spec: QKNormSpec, kind: RMS) -> QKNorm:
         """Build the norms of queries and keys; `names` are theirs."""
-        numbers = heads.query, heads.kv
+        numbers = (heads.query, heads.kv) if heads.kv_projections else (heads.query,)
         return self.remember(
             QKNorm(names, numbers, heads.width, spec, kind, self.options, self._mesh, self._collectives)
         )
@@ -244,6 +299,8 @@ class LayerFactory:
         norm: QKNorm | None = None,
         form: NormRopeForm | None = None,
         gate: GateSpec | None = None,
+        *,
+        gate_is_first: bool = False,
     ) -> Attention:
         """Build a layer's attention between `qkv`, whose outputs lie side by side, and the output projection.
 
@@ -255,9 +312,38 @@ class LayerFactory:
             norm: The norms of queries and keys; None: they are not normed.
             form: How queries and keys are normed and rotated; None: as in Llama.
             gate: The gate of the output; None: there is no gate.
+            gate_is_first: Whether `qkv` returns the gate before queries instead of behind values.
         """
-        gated = None if gate is None else OutputGate(gate, self.options.device.type)
-        return Attention(layer, self._own_heads(heads), qkv, out, norm, form or NormRopeForm(), gated)
+        gated = None if gate is None else OutputGate(gate, self.options.device.type, is_first=gate_is_first)
+        kind = Attention if heads.values is None else NarrowAttention
+        return kind(layer, self._own_heads(heads), qkv, out, norm, form or NormRopeForm(), gated)
+
+    def latent_attention(
+        self, layer: AttentionLayer, spec: LatentSpec, names: LatentNames, width: int
+    ) -> LatentAttention:
+        """Build a layer's attention over latents, in a stream of this width. Every rank has the whole latents."""
+        part, rows = self._mesh.part(spec.heads), spec.heads * spec.head_dim
+        queries = self.column_parallel((names.query,), (rows,), spec.query_rank or spec.inputs, bias=False)
+        through = None
+        if spec.query_rank is not None:
+            down = self._adapted(LinearShape((names.query_latent,), (spec.query_rank,), spec.inputs), spec.bias)
+            through = LatentQueries(down, self.norm(names.query_norm, spec.query_rank, RMS(spec.eps)), queries)
+        expansion = LatentExpansion(names.expansion, spec, part, self._scheme(names.expansion), self.options)
+        gate = gated = None
+        if spec.gate is not None:
+            gate = self.column_parallel((names.gate,), (spec.heads,), spec.inputs, bias=False)
+            gated = OutputGate(spec.gate, self.options.device.type)
+        return LatentAttention(
+            layer,
+            replace(spec, heads=part.count),
+            through or queries,
+            self._adapted(LinearShape((names.latent,), (spec.cached_width,), spec.inputs), spec.bias),
+            self.norm(names.latent_norm, spec.rank, RMS(spec.eps)),
+            self.remember(expansion),
+            self.row_parallel(names.out, width, Outputs(spec.heads, spec.value_dim), spec.bias),
+            gate,
+            gated,
+        )
 
     def gated_mlp(self, gate_up: Projection, down: Callable[[Tensor], Delta], width: int, activation: str) -> MLP:
         """Build an MLP with a gate; `gate_up` returns gate and up, side by side."""
@@ -277,18 +363,28 @@ class LayerFactory:
         return layer.values
 
     def experts(self, spec: MixtureSpec, names: MixtureNames) -> MixtureOfExperts:
-        """Build experts, which are gated MLPs, and their router. A rank has some experts, or a part of each."""
+        """Build experts and their router. A rank has some experts, or a part of each."""
         routing = spec.routing
         product = self._adapted(LinearShape((names.router,), (spec.count,), spec.hidden), routing.bias)
-        correction = CorrectionBias(names.correction, spec.count, self.options) if routing.correction else None
-        self.layers += () if correction is None else (correction,)
-        sizes = (spec.count, spec.hidden, spec.width)
+        correction = OfExperts(names.correction, spec.count, self.options) if routing.correction else None
+        factors = OfExperts(names.factors, spec.count, self.options) if routing.scaled else None
+        self.layers += [each for each in (correction, factors) if each is not None]
+        sizes = (spec.count, spec.expert_inputs, spec.width)
         whole = ExpertsShape(names.experts, names.expert, *sizes, activation=spec.activation, biases=spec.biases)
         chosen_here = self._mesh.own_experts(spec.count) if self._mesh.ep > 1 and self._engines is None else None
-        router = Router(product, routing, self.options, correction, chosen_here)  # small, so every rank has all of it
+        # The router is small, so every rank has all of it.
+        router = Router(product, routing, self.options, correction, chosen_here, factors)
         experts = self._divided_experts(whole, routing.chosen)
         if routing.on_input:
             experts = WeightedInput(experts)
+        if spec.latent:  # whole on every rank: of a rank's part of the sum, it makes a part of the projection's
+            into, out = (
+                self._adapted(LinearShape((name,), (rows,), columns), bias=False)
+                for name, rows, columns in zip(
+                    names.latents, (spec.latent, spec.hidden), (spec.hidden, spec.latent), strict=True
+                )
+            )
+            experts = LatentExperts(experts, into, out)
         if spec.shared is not None:
             experts = self._beside_shared(experts, spec.shared, names)
         is_whole = self._mesh.tp == 1 or self._engines is not None
@@ -316,10 +412,14 @@ class LayerFactory:
     ) -> BesideSharedExpert:
         """Build the expert of all tokens; a sum over ranks that is made of the others has its own in it."""
         mlp, is_summed = spec.mlp, self._engines is not None
-        up = self.gate_up(names.shared_up, mlp.width, mlp.hidden, mlp.bias, mlp.activation)
+        if mlp.gated:
+            up = self.gate_up(names.shared_up, mlp.width, mlp.hidden, mlp.bias, mlp.activation)
+        else:
+            up = self.column_parallel(names.shared_up, (mlp.width,), mlp.hidden, mlp.bias)
         down = self.row_parallel(names.shared_down, mlp.hidden, mlp.width, mlp.bias, is_summed=is_summed)
         gate = self._adapted(LinearShape((names.shared_gate,), (1,), mlp.hidden), bias=False) if spec.gated else None
-        shared = self.gated_mlp(up, down, mlp.width, mlp.activation)
+        build = self.gated_mlp if mlp.gated else partial(self.plain_mlp, "")
+        shared = build(up, down, mlp.width, mlp.activation)
         return BesideSharedExpert(experts, shared, gate, spec.factor, self.options)
 
     def _adapted_experts(
@@ -348,8 +448,19 @@ class LayerFactory:
         own = replace(whole, width=span.count, adds_bias=self._mesh.tp_rank == 0)
         return self._adapted_experts(own, scheme, whole, Cut(whole.width, (span,)))
 
+    def _queries_with_gates(
+        self, names: tuple[str, ...], heads: Heads, columns: int, bias: bool
+    ) -> tuple[LinearShape, bool, LinearPart]:
+        d, query, kv = heads.width, self._mesh.part(heads.query), _times(self._mesh.part(heads.kv), heads.width)
+        own = range(query.start, query.start + query.count)
+        spans = tuple(Span((2 * head + is_gate) * d, d) for is_gate in (1, 0) for head in own)
+        parts = Cut(2 * heads.query * d, spans), *(Cut(heads.kv * d, (kv,)) for _ in names[1:])
+        cuts = dict(zip(names, parts, strict=True))
+        whole = LinearShape(names, tuple(cut.whole for cut in parts), columns)
+        return LinearShape(names, tuple(map(_size, parts)), columns), bias, LinearPart(whole, cuts)
+
     def _own_heads(self, heads: Heads) -> Heads:
-        return Heads(self._mesh.part(heads.query).count, self._mesh.part(heads.kv).count, heads.width)
+        return replace(heads, query=self._mesh.part(heads.query).count, kv=self._mesh.part(heads.kv).count)
 
     def _column_parallel(
         self,

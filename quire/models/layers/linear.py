@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Protocol
 
 import torch
 from torch import Tensor
 
+from quire.compute.kernels.dispatch import kernel
 from quire.compute.kernels.reference.quantized_rows import Rows
 from quire.errors import CheckpointError
 from quire.models.lora.updates import LowRankUpdate, PendingUpdate
@@ -37,6 +38,35 @@ class Projection(Protocol):
     def silu_and_mul(self, x: Rows) -> Tensor:
         """silu of the first half of the outputs times the second: [tokens, columns] → [tokens, outputs / 2]."""
         ...
+
+
+class ScaledProjection:
+    """A Projection whose outputs have factors.
+
+    Args:
+        base: Computes the outputs.
+        factors: Numbers of neighbouring outputs, and their factor.
+        options: The device and dtype of factors.
+    """
+
+    def __init__(self, base: Projection, factors: Sequence[tuple[int, float]], options: TensorOptions) -> None:
+        self.row_form = base.row_form
+        self._base = base
+        parts = [torch.full((number,), factor) for number, factor in factors]
+        self._factors = torch.cat(parts).to(options.device, options.dtype)
+        self._silu_and_mul = kernel("silu_and_mul", options.device.type)
+
+    def __call__(self, x: Rows) -> Tensor:
+        return self._base(x).mul_(self._factors)
+
+    def pending(self, x: Rows) -> Tensor | PendingUpdate:
+        return self(x)
+
+    def silu_and_mul(self, x: Rows) -> Tensor:
+        y = self(x)
+        out = y.new_empty((y.shape[0], y.shape[1] // 2))
+        self._silu_and_mul(y, out)
+        return out
 
 
 class Linear:

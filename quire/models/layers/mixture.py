@@ -30,6 +30,8 @@ class MixtureNames(NamedTuple):
         shared_up: Gate and up of the shared expert; one name: they are stored as one projection.
         shared_down: The output projection of the shared expert.
         shared_gate: The projection whose σ multiplies the shared expert's output.
+        factors: The tensor of the factors of experts' weights.
+        latents: The projections to what experts read, and of what they write.
     """
 
     router: str
@@ -39,10 +41,12 @@ class MixtureNames(NamedTuple):
     shared_up: tuple[str, ...] = ()
     shared_down: str = ""
     shared_gate: str = ""
+    factors: str = ""
+    latents: tuple[str, str] = ("", "")
 
 
-class CorrectionBias:
-    """What is added to scores of experts for the choice alone, fp32.
+class OfExperts:
+    """A number of each expert, fp32: what is added to its score for the choice alone, or the factor of its weights.
 
     Args:
         name: The name of the checkpoint's tensor.
@@ -76,6 +80,7 @@ class Router:
         options: The device.
         correction: What scores are corrected by, if the routing says so.
         own: The experts that this rank computes; None: all.
+        factors: The factors of experts' weights, if the routing says so.
     """
 
     def __init__(
@@ -83,9 +88,11 @@ class Router:
         product: Projection,
         routing: Routing,
         options: TensorOptions,
-        correction: CorrectionBias | None = None,
+        correction: OfExperts | None = None,
         own: Span | None = None,
+        factors: OfExperts | None = None,
     ) -> None:
+        self._factors = factors
         self._product = product
         self._routing = routing
         self._correction = correction
@@ -96,6 +103,10 @@ class Router:
         """Return weights and numbers of each token's experts, as the op `route` does."""
         correction = None if self._correction is None else self._correction.value
         weights, numbers = self._route(self._product(x), self._routing, *self._own, correction)
+        if self._factors is not None:
+            first, count = self._own
+            own = self._factors.value[first : None if count is None else first + count]
+            weights = weights * own[numbers.clamp(max=len(own) - 1)].to(weights.dtype)
         return weights, numbers
 
 
@@ -116,10 +127,10 @@ class MixtureOfExperts:
         self._router = router
         self._experts = experts
 
-    def __call__(self, x: Rows) -> Delta:
-        """Compute the mixture: [tokens, hidden] → [tokens, hidden]."""
+    def __call__(self, x: Rows, routed: Tensor | None = None) -> Delta:
+        """Compute the mixture: [tokens, hidden] → [tokens, hidden]. `routed` is what the router reads; None: x."""
         assert isinstance(x, Tensor)
-        weights, numbers = self._router(x)
+        weights, numbers = self._router(x if routed is None else routed)
         return self._experts(x, numbers, weights)
 
 
@@ -136,6 +147,24 @@ class WeightedInput:
     def __call__(self, x: Tensor, numbers: Tensor, weights: Tensor) -> Tensor:
         """Compute the experts; arguments are those of `Experts.__call__`."""
         return self._experts(x * weights, numbers, torch.ones_like(weights))
+
+
+class LatentExperts:
+    """Experts that read and write a projection of the stream, which all of them share (NVIDIA 2025, "Nemotron 3").
+
+    Args:
+        experts: Called like `Experts.__call__`.
+        into, out: The projections: [tokens, hidden] → [tokens, latent], and back.
+    """
+
+    def __init__(self, experts: Callable[..., Tensor], into: Projection, out: Projection) -> None:
+        self._experts = experts
+        self._into = into
+        self._out = out
+
+    def __call__(self, x: Tensor, numbers: Tensor, weights: Tensor) -> Tensor:
+        """Compute the experts; arguments are those of `Experts.__call__`."""
+        return self._out(self._experts(self._into(x), numbers, weights))
 
 
 class BesideSharedExpert:

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from quire.compute.collectives.collectives import Norms, norms_of
-from quire.compute.collectives.delta import Delta, total_of
+from quire.compute.collectives.delta import Delta, added, total_of
 from quire.compute.kernels.dispatch import kernel
 from quire.compute.kernels.reference.quantized_rows import Rows
 from quire.models.layer_spec import NormSpec
@@ -26,11 +26,15 @@ class RMS:
         eps: Added to the mean square.
         unit_offset: Whether weights are stored minus one, and applied in fp32.
         weight: Whether a weight is stored; otherwise, it is ones.
+        tensor: The name of the weight in its module.
+        factor: Factor of the weight.
     """
 
     eps: float
     unit_offset: bool = False
     weight: bool = True
+    tensor: str = "weight"
+    factor: float = 1.0
 
 
 class RMSNorm:
@@ -67,12 +71,14 @@ class RMSNorm:
 
     def weight_specs(self) -> Iterator[WeightSpec]:
         if self._kind.weight:
-            yield WeightSpec(f"{self._name}.weight", (self._width,))
+            yield WeightSpec(f"{self._name}.{self._kind.tensor}", (self._width,))
 
     def load_weights(self, checkpoint: Checkpoint) -> None:
         weight = torch.ones(self._width, dtype=self._options.dtype, device=self._options.device)
         if self._kind.weight:
-            checkpoint.read(f"{self._name}.weight", weight)
+            checkpoint.read(f"{self._name}.{self._kind.tensor}", weight)
+        if self._kind.factor != 1.0:
+            weight = weight * self._kind.factor
         self.weight = weight.float() + 1 if self._kind.unit_offset else weight
 
     def __call__(self, x: Delta, delta: Delta | None = None) -> Tensor:
@@ -93,6 +99,14 @@ class RMSNorm:
     def _norms_for(self, delta: Delta | None) -> tuple[Norms, Tensor | None]:
         """Return the kernels that add `delta` and norm, and the tensor to pass them as delta."""
         return (self._norms, delta) if delta is None or isinstance(delta, Tensor) else delta.for_norms(self._norms)
+
+
+class NoNorm:
+    """The residual addition that norms have before them, alone."""
+
+    def rows(self, x: Tensor, delta: Delta | None) -> Rows:
+        """Add `delta` to x [tokens, width] in place and return x."""
+        return x if delta is None else added(x, total_of(delta))
 
 
 class LayerNorm:

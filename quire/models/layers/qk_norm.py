@@ -21,7 +21,8 @@ class QKNorm:
 
     Args:
         names: The names of the checkpoint's modules, of queries and of keys.
-        heads: The numbers of query heads and KV heads of the undivided layer.
+        heads: The numbers of query heads and KV heads of the undivided layer; without the latter, keys are another
+            layer's.
         width: The width of a head.
         spec: The kind of the norms.
         kind: The epsilon, and how weights are stored.
@@ -38,7 +39,7 @@ class QKNorm:
     def __init__(
         self,
         names: tuple[str, str],
-        heads: tuple[int, int],
+        heads: tuple[int, ...],
         width: int,
         spec: QKNormSpec,
         kind: RMS,
@@ -46,7 +47,7 @@ class QKNorm:
         mesh: Mesh,
         collectives: Collectives,
     ) -> None:
-        self._names = names
+        self._names = names[: len(heads)]
         self._heads = heads
         self._width = width
         self._spec = spec
@@ -74,11 +75,11 @@ class QKNorm:
 
     def load_weights(self, checkpoint: Checkpoint) -> None:
         """Read this rank's weights; if none are stored, they are ones."""
-        self.weight = torch.cat([self._read(checkpoint, number, "weight") for number in (0, 1)])
+        self.weight = torch.cat([self._read(checkpoint, number, "weight") for number in range(len(self._heads))])
         if self._kind.unit_offset:
             self.weight = self.weight.float() + 1
         if self._spec.bias:
-            self.bias = torch.cat([self._read(checkpoint, number, "bias") for number in (0, 1)])
+            self.bias = torch.cat([self._read(checkpoint, number, "bias") for number in range(len(self._heads))])
 
     def mean_squares(self, qkv: Tensor) -> Tensor:
         """Return the mean squares [tokens, 2] of all ranks' queries and keys; qkv is [tokens, heads, width]."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -19,11 +19,17 @@ class Positions:
     Attributes:
         own: [tokens] int64, counted from 0.
         lengths: [tokens] int64, the length that each token's sequence counts as, for layers that compute differently in
-            long sequences; None: the model has no such layers.
+            long sequences; None: the model has no such layers. In a model with M-RoPE that sees images, the position
+            that each token counts as: an image takes fewer than it has tokens.
+        axes: [3, tokens] int64, the time, row and column of each token, where some stand for images; None: all three
+            are the position that a token counts as.
+        types: [tokens] int64, the type of each token: 0 or, in a pair's second text, 1; None: all are 0.
     """
 
     own: Tensor
     lengths: Tensor | None = None
+    types: Tensor | None = None
+    axes: Tensor | None = None
 
 
 @dataclass(frozen=True)
@@ -71,4 +77,29 @@ class Rotary:
             for _ in range(2)
         )
         self._angles(positions.own, frequencies, self._scale, cos, sin)
+        return Angles(cos, sin)
+
+
+class AxialRotary(Rotary):
+    """Turns positions into angles, of which each frequency goes by one of a token's three positions (M-RoPE).
+
+    Args:
+        frequencies, scale, options: See Rotary.
+        axes: By what each frequency goes: 0 is time, 1 is row, 2 is column.
+    """
+
+    def __init__(self, frequencies: Tensor, scale: float, options: TensorOptions, axes: Sequence[int]) -> None:
+        super().__init__(frequencies, scale, options)
+        self._own_frequencies = frequencies.to(options.device)
+        self._axis_of_frequency = torch.tensor(axes, device=options.device)
+
+    def __call__(self, positions: Positions) -> Angles:
+        """Return the angles in the model's dtype, computed in fp32."""
+        if positions.axes is None:
+            own = positions.own if positions.lengths is None else positions.lengths
+            return super().__call__(Positions(own))
+        angles = positions.axes.index_select(0, self._axis_of_frequency).T.float() * self._own_frequencies
+        shape, options = angles.shape, self._options
+        cos, sin = (torch.empty(shape, dtype=options.dtype, device=options.device) for _ in range(2))
+        self._angles(torch.ones_like(positions.own), angles.contiguous(), self._scale, cos, sin)
         return Angles(cos, sin)

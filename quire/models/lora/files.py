@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from hashlib import sha256
 from pathlib import Path
@@ -37,7 +37,10 @@ _REASONS = (
     (".lora_embedding_", "adapters of embeddings are not served: merge the adapter into the model"),
     (".bias", "biases of adapters are not served: merge the adapter into the model"),
     (".experts.", "this model has no such experts"),
-    ("lm_head.", "adapters of the head are not served: merge the adapter into the model"),
+    *(
+        (f"{head}.", "adapters of the head are not served: merge the adapter into the model")
+        for head in ("lm_head", "pooler.dense", "classifier", "score", "pre_classifier")
+    ),
     ("embed_tokens.", "changed embeddings are not served: merge the adapter into the model"),
 )
 _READABLE = ("F32", "F16", "BF16", "F64")
@@ -52,7 +55,8 @@ def parameter_of(shape: ExpertsShape, a: tuple[int, ...], b: tuple[int, ...]) ->
     """Which parameter tensors of these shapes change: GATE_UP or DOWN; None: neither."""
     if len(a) != 2 or len(b) != 2 or a[0] != b[1]:
         return None
-    return {(shape.hidden, 2 * shape.width): GATE_UP, (shape.width, shape.hidden): DOWN}.get((a[1], b[0]))
+    inner = len(shape.names.first) * shape.width
+    return {(shape.hidden, inner): GATE_UP, (shape.width, shape.hidden): DOWN}.get((a[1], b[0]))
 
 
 def by_expert(shape: ExpertsShape, parameter: str, a: Tensor, b: Tensor) -> Iterator[tuple[str, Tensor, Tensor]]:
@@ -72,9 +76,8 @@ def by_expert(shape: ExpertsShape, parameter: str, a: Tensor, b: Tensor) -> Iter
         if parameter == DOWN:
             yield f"{expert}.{names.down}", own_a, own_b
             continue
-        gate, up = own_b.chunk(2)
-        yield f"{expert}.{names.gate}", own_a, gate
-        yield f"{expert}.{names.up}", own_a, up
+        for name, part in zip(names.first, own_b.chunk(len(names.first)), strict=True):
+            yield f"{expert}.{name}", own_a, part
 
 
 @dataclass
@@ -90,7 +93,11 @@ class _Module:
 
 
 def read_adapter(
-    directory: Path, updates: LowRankUpdates, dtype: torch.dtype, open_base: OpenCheckpoint
+    directory: Path,
+    updates: LowRankUpdates,
+    dtype: torch.dtype,
+    open_base: OpenCheckpoint,
+    older: Sequence[tuple[str, str]] = (),
 ) -> HostAdapter:
     """Read an adapter as a device's slot holds it.
 
@@ -100,6 +107,7 @@ def read_adapter(
         updates: What adapters may change in the model.
         dtype: The model's.
         open_base: Opens the base model's files, if norms of its weights are needed.
+        older: Beginnings of modules' names in some checkpoints of the model, each with what it stands for.
 
     Raises:
         CheckpointError: The files are broken, or do not fit this model or server; the message names the tensor.
@@ -112,7 +120,7 @@ def read_adapter(
         raise CheckpointError(f"{directory} has no {WEIGHTS}: {hint}.")
     try:
         with safe_open(str(path), framework="pt") as file, BaseNorms(open_base) as norms:
-            modules = _modules(file, path, updates)
+            modules = _modules(file, path, updates, older)
             _check(modules, settings, updates, path)
             return _Reader(updates, dtype, norms, path).read(file, modules, settings)
     except (SafetensorError, OSError) as error:
@@ -177,7 +185,9 @@ class _Reader:
         self._ranks[0, part.update] = max(int(self._ranks[0, part.update]), rank)
 
 
-def _modules(file: safe_open, path: Path, updates: LowRankUpdates) -> dict[str, _Module]:
+def _modules(
+    file: safe_open, path: Path, updates: LowRankUpdates, older: Sequence[tuple[str, str]]
+) -> dict[str, _Module]:
     modules: dict[str, _Module] = {}
     for name in file.keys():  # type: ignore[no-untyped-call]  # noqa: SIM118 (a handle is no dict)
         found = _NAME.match(name)
@@ -186,7 +196,7 @@ def _modules(file: safe_open, path: Path, updates: LowRankUpdates) -> dict[str, 
         stored = file.get_slice(name)  # type: ignore[no-untyped-call]
         if str(stored.get_dtype()) not in _READABLE:
             raise CheckpointError(f"{path}: {name} is of type {stored.get_dtype()}, and not {', '.join(_READABLE)}.")
-        module = updates.own_name(text_name(found["module"]) or found["module"])
+        module = updates.own_name(_standard(text_name(found["module"]) or found["module"], older))
         half = found["half"] or found["vector"]
         own = modules.setdefault(module, _Module(found["module"], {}, {}))
         if half in own.names:
@@ -195,6 +205,11 @@ def _modules(file: safe_open, path: Path, updates: LowRankUpdates) -> dict[str, 
     if not modules:
         raise CheckpointError(f"{path} has no tensors: write the adapter again.")
     return modules
+
+
+def _standard(module: str, older: Sequence[tuple[str, str]]) -> str:
+    begins = ((begin, standard) for begin, standard in older if module.startswith(begin))
+    return next((standard + module.removeprefix(begin) for begin, standard in begins), module)
 
 
 def _check(modules: dict[str, _Module], settings: AdapterSettings, updates: LowRankUpdates, path: Path) -> None:
@@ -234,8 +249,10 @@ def _expected(
     name, experts = each.named, 1
     if (shape := updates.experts.get(experts_of(module))) is not None:
         parameter = parameter_of(shape, each.shapes[_A], each.shapes[_B]) or DOWN
-        name, experts = f"{experts_of(name)}.{parameter}", shape.count
-        rows, columns = (shape.hidden, shape.width) if parameter == DOWN else (2 * shape.width, shape.hidden)
+        stacked = parameter if shape.names.gate or parameter == DOWN else shape.names.up
+        name, experts = f"{experts_of(name)}.{stacked}", shape.count
+        inner = len(shape.names.first) * shape.width
+        rows, columns = (shape.hidden, shape.width) if parameter == DOWN else (inner, shape.hidden)
     else:
         target = updates.targets[module]
         rows, columns = target.rows, target.columns

@@ -16,7 +16,7 @@ import torch
 
 from quire.errors import CheckpointError, QuireError
 from quire.foundation.messages.to_engine import Adapter
-from quire.foundation.messages.workers import AdapterLoaded
+from quire.foundation.messages.workers import AdapterLoaded, LoadAdapter
 from quire.models.lora.updates import AdapterMemory, HostAdapter
 
 Read = Callable[[str], HostAdapter]
@@ -34,35 +34,26 @@ class _Wanted(NamedTuple):
 
 
 class DeviceAdapterLoader:
-    """The executor's AdapterLoader: reads adapters and copies them to slots of the device, in threads of its own.
-    `kept` is the maximum number of adapters kept in host memory."""
+    """Reads adapters and copies them to slots of the device, in threads of its own.
 
-    def __init__(self, read: Read, memory: AdapterMemory, kept: int) -> None:
+    Args:
+        kept: Maximum number of adapters kept in host memory.
+        report: Called for each adapter that was loaded or refused, in the thread that loads.
+    """
+
+    def __init__(self, read: Read, memory: AdapterMemory, kept: int, report: Callable[[AdapterLoaded], None]) -> None:
         self._read = read
         self._memory = memory
         self._kept = kept
         self._host: OrderedDict[str, HostAdapter] = OrderedDict()  # by digest; the first was not used for the longest
-        self._wanted: queue.SimpleQueue[tuple[Adapter, int] | None] = queue.SimpleQueue()
-        self._loaded: queue.SimpleQueue[AdapterLoaded] = queue.SimpleQueue()
-        self._report: Callable[[AdapterLoaded], None] = self._loaded.put
+        self._wanted: queue.SimpleQueue[LoadAdapter | None] = queue.SimpleQueue()
+        self._report = report
         self._thread = threading.Thread(target=self._run, name="adapters", daemon=True)
         self._thread.start()
 
-    def load(self, adapter: Adapter, slot: int) -> None:
-        self._wanted.put((adapter, slot))
-
-    def loaded(self) -> list[AdapterLoaded]:
-        done: list[AdapterLoaded] = []
-        while not self._loaded.empty():
-            done.append(self._loaded.get())
-        return done
-
-    def report_to(self, report: Callable[[AdapterLoaded], None]) -> None:
-        """Call `report` for each adapter that was loaded or refused, in the thread that loads, in place of `loaded`.
-
-        Must be called before anything is loaded.
-        """
-        self._report = report
+    def load(self, order: LoadAdapter) -> None:
+        """Begin to load an adapter, behind all those that were asked for before."""
+        self._wanted.put(order)
 
     def close(self) -> None:
         """Finish loading what was asked for, and end the thread."""
@@ -79,7 +70,7 @@ class DeviceAdapterLoader:
                         for each in ahead:
                             self._finish(each)
                         return
-                    ahead.append(self._begin(*wanted, {each.adapter.digest for each in ahead}))
+                    ahead.append(self._begin(wanted.adapter, wanted.slot, {each.adapter.digest for each in ahead}))
                 self._finish(ahead.popleft())
 
     def _begin(self, adapter: Adapter, slot: int, others: set[str]) -> _Wanted:

@@ -13,6 +13,7 @@ from typing import Any, Protocol, TypeVar
 import torch
 from torch import Tensor
 
+from quire.compute.kernels.dispatch import kernel
 from quire.compute.kernels.reference.experts import Coded, ExpertBiases, experts, stack_weights
 from quire.compute.kernels.reference.linear import GroupedWeight
 from quire.errors import CheckpointError
@@ -90,13 +91,15 @@ class StackedExperts(KernelExperts):
     def __init__(self, linear: MakeWeight[CodedLinearWeight], shape: ExpertsShape, options: TensorOptions) -> None:
         super().__init__("coded_experts", shape, options)
         self._gate_up, self._down = _weights_of(linear, shape, options)
+        self._pack = kernel("pack_coded_experts", options.device.type)
 
     def weight_specs(self) -> Iterator[WeightSpec]:
         yield from _specs_of(self._gate_up, self._down)
         yield from bias_specs(self._shape)
 
     def load(self, checkpoint: Checkpoint) -> None:
-        self._stacks = self._stacked(self._gate_up, checkpoint), self._stacked(self._down, checkpoint)
+        gate_up = self._pack(self._stacked(self._gate_up, checkpoint), True, self._options.dtype)
+        self._stacks = gate_up, self._pack(self._stacked(self._down, checkpoint), False, self._options.dtype)
         self._biases = read_biases(checkpoint, self._shape, self._options)
 
     def _stacked(self, weights: list[CodedLinearWeight], checkpoint: Checkpoint) -> Coded:

@@ -74,6 +74,9 @@ class DenseWeight(KernelWeight):
             name, lambda: self._pack(read_dense(shape, checkpoint, self._options))
         )
 
+    def read_values(self, checkpoint: Checkpoint) -> Tensor:
+        return read_dense(self._shape, checkpoint, self._options)
+
     def multiply_and_shrink(
         self, x: Tensor, bias: Tensor | None, weights: LowRankWeights, tiles: Tiles
     ) -> tuple[Tensor, Tensor]:
@@ -167,14 +170,14 @@ class DenseExperts(KernelExperts):
     def weight_specs(self) -> Iterator[WeightSpec]:
         shape = self._shape
         for number in shape.numbers:
-            for projection in (shape.names.gate, shape.names.up):
+            for projection in shape.names.first:
                 yield WeightSpec(f"{shape.name}.{number}.{projection}.weight", (shape.width, shape.hidden))
             yield WeightSpec(f"{shape.name}.{number}.{shape.names.down}.weight", (shape.hidden, shape.width))
         yield from bias_specs(shape)
 
     def load(self, checkpoint: Checkpoint) -> None:
         shape, names = self._shape, self._shape.names
-        gate_up = self._load(checkpoint, (names.gate, names.up), shape.width, shape.hidden)
+        gate_up = self._load(checkpoint, names.first, shape.width, shape.hidden)
         self._stacks = gate_up, self._load(checkpoint, (names.down,), shape.hidden, shape.width)
         self._biases = read_biases(checkpoint, shape, self._options)
 

@@ -113,7 +113,7 @@ class GgufExperts:
             return
         gates, downs = (
             {contents[f"{self._shape.name}.{n}.{p}.weight"].dtype for n in self._shape.numbers for p in projections}
-            for projections in ((names.gate, names.up), (names.down,))
+            for projections in (names.first, (names.down,))
         )
         if len(gates) == len(downs) == 1 and gates | downs <= QUANTIZED.keys():
             yield StackedBlocks((gates.pop(), downs.pop()), self._shape, self._options)

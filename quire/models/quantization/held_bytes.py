@@ -5,7 +5,7 @@ no files, from the number of weights. Imports no torch.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -97,16 +97,16 @@ def held_weights(
     return HeldWeights(dense, fixed)
 
 
-def expected_weights(weights: int, linear: int, columns: int, form: Format | None) -> HeldWeights:
+def expected_weights(weights: int, quantized: Mapping[Format, int], columns: int) -> HeldWeights:
     """What the weights of a checkpoint take that is not there.
 
     Args:
         weights: The number of a model's weights.
-        linear: How many of them have this format.
+        quantized: How many of them have each format; all others are dense.
         columns: The inputs of a usual linear layer.
-        form: The format; None: all weights are dense.
     """
-    return HeldWeights(weights, 0) if form is None else HeldWeights(weights - linear, _bytes_of(linear, columns, form))
+    taken = sum(_bytes_of(count, columns, form) for form, count in quantized.items())
+    return HeldWeights(weights - sum(quantized.values()), taken)
 
 
 def _bytes_of(weights: int, columns: int, form: Format) -> int:

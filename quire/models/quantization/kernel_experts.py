@@ -43,7 +43,7 @@ class KernelExperts:
 def bias_specs(shape: ExpertsShape) -> Iterator[WeightSpec]:
     """Yield the specs of the biases of all experts, if they have any."""
     for number in shape.numbers if shape.biases else ():
-        for projection, rows in zip(shape.names, (shape.width, shape.width, shape.hidden), strict=True):
+        for projection, rows in zip(shape.names, (*[shape.width] * len(shape.names.first), shape.hidden), strict=True):
             yield WeightSpec(f"{shape.name}.{number}.{projection}.bias", (rows,))
 
 
@@ -51,10 +51,11 @@ def read_biases(checkpoint: Checkpoint, shape: ExpertsShape, options: TensorOpti
     """Read the biases of this rank's experts; None: they have none."""
     if not shape.biases:
         return None
-    of_gate_up = torch.empty((shape.count, 2 * shape.width), dtype=options.dtype, device=options.device)
+    first = len(shape.names.first)
+    of_gate_up = torch.empty((shape.count, first * shape.width), dtype=options.dtype, device=options.device)
     of_down = of_gate_up.new_empty((shape.count, shape.hidden))
     for number, gate_up, down in zip(shape.numbers, of_gate_up, of_down, strict=True):
-        for projection, part in zip(shape.names, (*gate_up.chunk(2), down), strict=True):
+        for projection, part in zip(shape.names, (*gate_up.chunk(first), down), strict=True):
             checkpoint.read(f"{shape.name}.{number}.{projection}.bias", part)
     return ExpertBiases(of_gate_up, of_down if shape.adds_bias else None)
 

@@ -66,6 +66,9 @@ class ScaledLinearWeight(KernelWeight):
             checkpoint.read(f"{name}.weight", part)
         return ScaledWeight(codes, *self._read_scales(checkpoint))
 
+    def read_values(self, checkpoint: Checkpoint) -> Tensor:
+        return self.read(checkpoint).dense().to(self._options.dtype)
+
     def _scale_specs(self, name: str, rows: int) -> Iterator[WeightSpec]:
         form = self._form
         dummy = DummyValues("scales", self._largest)

@@ -72,7 +72,9 @@ class EmbeddingShape:
 
 @dataclass(frozen=True)
 class ExpertNames:
-    """What a checkpoint calls an expert's projections: `{layer}.experts.{number}.{gate}.weight`."""
+    """What a checkpoint calls an expert's projections: `{layer}.experts.{number}.{gate}.weight`. An empty `gate` says
+    that experts have none.
+    """
 
     gate: str = "gate_proj"
     up: str = "up_proj"
@@ -80,21 +82,26 @@ class ExpertNames:
 
     def __iter__(self) -> Iterator[str]:
         """Iterate over gate, up and down, in the order of their use."""
-        return iter((self.gate, self.up, self.down))
+        return iter((*self.first, self.down))
+
+    @property
+    def first(self) -> tuple[str, ...]:
+        """The projections of the input: gate and up, or up alone."""
+        return (self.gate, self.up) if self.gate else (self.up,)
 
 
 @dataclass(frozen=True)
 class ExpertsShape:
-    """The gated MLPs of one layer's experts.
+    """The MLPs of one layer's experts, with or without gates.
 
     Attributes:
         name: The name of the checkpoint's module that has the experts, by number.
         names: The names of an expert's projections.
         count: How many experts there are.
-        hidden, width: The width of the residual stream, and of one expert.
+        hidden, width: The width of the experts' input and output, and of one expert.
         first: The number of the first expert: a rank may have some of a layer's experts.
         others: How many more experts the layer has.
-        activation: What makes one value of a gate and an up.
+        activation: What makes one value of a gate and an up, or of an up.
         biases: Whether all products have biases.
         adds_bias: Whether the bias of downs is this rank's to add: of a sum over ranks, it is one's.
     """
@@ -122,8 +129,8 @@ class ExpertsShape:
 
     def products(self, number: int) -> tuple[LinearShape, LinearShape]:
         """The shapes of one expert's products: gate and up together, and down."""
-        gate, up, down = (f"{self.name}.{number}.{each}" for each in self.names)
-        gate_up = LinearShape((gate, up), (self.width, self.width), self.hidden)
+        *first, down = (f"{self.name}.{number}.{each}" for each in self.names)
+        gate_up = LinearShape(tuple(first), (self.width,) * len(first), self.hidden)
         return gate_up, LinearShape((down,), (self.hidden,), self.width)
 
 
@@ -196,6 +203,15 @@ class ExpertWeights(LoadedWeight, Protocol):
 
 
 @runtime_checkable
+class DenseValues(Protocol):
+    """A LinearWeight whose values can be had, for products of another shape."""
+
+    def read_values(self, checkpoint: Checkpoint) -> Tensor:
+        """Read the weight in place of `load`: [outputs, columns], in the model's dtype."""
+        ...
+
+
+@runtime_checkable
 class AdaptableExperts(Protocol):
     """Weights of experts to whose products a GPU may add what adapters change."""
 
@@ -210,7 +226,7 @@ class SeparateExperts(Protocol):
 
     def gate_up(self, number: int, x: Tensor) -> Tensor:
         """Return one expert's gate and up projections of x, side by side, with their biases: [tokens, hidden] →
-        [tokens, 2 · width]."""
+        [tokens, 2 · width], or [tokens, width] without gates."""
         ...
 
     def down(self, number: int, x: Tensor) -> Tensor:

@@ -22,10 +22,12 @@ SPREAD = 1e-3
 READABLE_DTYPES = ("F64", "F32", "F16", "BF16", *QUANTIZED)
 """Stored dtypes that are converted on load; GGUF's are dequantized. All others are read as they are, or not at all."""
 _SHOWN = 8
-_HARMLESS = re.compile(r"\.rotary_emb\.inv_freq$|\.attn\.(masked_)?bias$|^lm_head\.weight$|\.[kv]_scale$")
+_HARMLESS = re.compile(
+    r"\.rotary_emb\.inv_freq$|\.attn\.(masked_)?bias$|^lm_head\.weight$|\.[kv]_scale$|\bembeddings\.(position|token_type)_ids$"
+)
 """Tensors that checkpoints carry and no model reads: frequencies and causal masks of old ones, which are compared as
-they are left out (runtime/worker/weight_loading.py), a second head that equals the embedding (`has_own_head`), and
-scales of a quantized KV cache, which --kv-cache-dtype auto does without."""
+they are left out (runtime/worker/weight_loading.py), a second head that equals the embedding (`has_own_head`), scales
+of a quantized KV cache, which --kv-cache-dtype auto does without, and the numbers of positions of old encoders."""
 
 
 @dataclass(frozen=True)

@@ -59,6 +59,8 @@ def merged(config: Mapping[str, Any], overrides: Mapping[str, Any]) -> dict[str,
         if name.endswith(_SUFFIX) and name != _QUANTIZATION and isinstance(own, Mapping) and isinstance(value, Mapping):
             value = merged(own, value)
         found[name] = value
+    if "classifier_from_token" in overrides and "architectures" in config:
+        found["architectures"] = config["architectures"]  # vLLM's commands name a class that it makes of this one
     if "rope_parameters" not in overrides and overrides.keys() & {"rope_scaling", "rope_theta"}:
         _merge_rotation(found, overrides)
     return found

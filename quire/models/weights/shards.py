@@ -47,6 +47,7 @@ class Shards:
         whole: What the undivided layer needs.
         own: What a layer of the rank's size needs: the same tensors, but smaller; None: the layer is undivided.
         cut_of: Returns how the module of this name is divided.
+        by_tensor: Whether `cut_of` takes the names of tensors instead.
 
     Attributes:
         specs: `whole`.
@@ -60,6 +61,8 @@ class Shards:
         whole: Iterable[WeightSpec],
         own: Iterable[WeightSpec] | None = None,
         cut_of: Callable[[str], Cut] | None = None,
+        *,
+        by_tensor: bool = False,
     ) -> None:
         self.specs = tuple(whole)
         self._shards: dict[str, tuple[WeightSpec, TensorShard]] = {}
@@ -67,7 +70,8 @@ class Shards:
             return
         for spec, part in zip(self.specs, own, strict=True):
             assert spec.name == part.name
-            if (shard := _shard(spec, part, cut_of(spec.name.rpartition(".")[0]))) is not None:
+            name = spec.name if by_tensor else spec.name.rpartition(".")[0]
+            if (shard := _shard(spec, part, cut_of(name))) is not None:
                 self._shards[spec.name] = spec, shard
 
     def of(self, checkpoint: Checkpoint) -> Checkpoint:
@@ -107,21 +111,29 @@ class ShardedCheckpoint(WrappedCheckpoint):
         assert at == out.shape[dimension]
 
 
+_SCALES_OF_BLOCKS = (".weight_scale_inv", ".weight_scale")
+"""Ends of the names of scales, each of which may be for several neighbouring outputs, in the order of the outputs."""
+
+
 def _reordered(spec: WeightSpec, cut: Cut) -> TensorShard | None:
     """All outputs of a tensor in another order; None: they are in order, or the tensor has none.
 
     Raises:
         CheckpointError: The weights' form does not say where the outputs are.
     """
-    if sum(span.count for span in cut.spans) != cut.whole or len(cut.spans) == 1 or math.prod(spec.shape) == 1:
+    if sum(span.count for span in cut.spans) != cut.whole or len(cut.spans) < 2 or math.prod(spec.shape) == 1:
         return None
-    if not spec.shape or spec.shape[0] != cut.whole:
+    first = spec.shape[0] if spec.shape else 0
+    unit = int(first == cut.whole)
+    if first and spec.name.endswith(_SCALES_OF_BLOCKS) and cut.whole % first == 0:
+        unit = cut.whole // first
+    if not unit or any(span.start % unit or span.count % unit for span in cut.spans):
         raise CheckpointError(
             f"{spec.name} {list(spec.shape)}: queries, keys and values are stored head by head, which is not supported "
             "for this form of quantized weights. Use the model's bf16 checkpoint.",
             param="quantization",
         )
-    return TensorShard(0, cut.spans, 0)
+    return TensorShard(0, tuple(Span(span.start // unit, span.count // unit) for span in cut.spans), 0)
 
 
 def _shard(spec: WeightSpec, own: WeightSpec, cut: Cut) -> TensorShard | None:

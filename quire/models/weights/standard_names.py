@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 from typing import TYPE_CHECKING, NamedTuple
 
 import torch
@@ -18,8 +18,8 @@ if TYPE_CHECKING:
 _BARE = {"embed_tokens.weight": "model.", "wte.weight": "transformer."}
 """By a name that a bare decoder's checkpoint has, the prefix that its names lack."""
 _EMBEDDING, _GPT2_EMBEDDING = (prefix + bare for bare, prefix in _BARE.items())
-_STACKED = re.compile(r"^(.+\.experts\.)(gate_up|down)_proj(?:_(blocks|scales|bias))?$")
-_PARTS = {"gate_up": ("gate", "up"), "down": ("down",)}
+_STACKED = re.compile(r"^(.+\.experts\.)(gate_up|up|down)_proj(?:_(blocks|scales|bias))?$")
+_PARTS = {"gate_up": ("gate", "up"), "up": ("up",), "down": ("down",)}
 _ALL_PARTS = ("gate", "up", "down")
 _DIMENSIONS = {"weight": 3, "blocks": 4, "scales": 3, "bias": 2}
 _RENAMED = (
@@ -43,6 +43,9 @@ def with_standard_names(
     transposed_experts: bool = False,
     older: Sequence[tuple[str, str]] = (),
     others: Sequence[tuple[str, str]] = (),
+    unread: tuple[str, ...] = (),
+    unbiased: tuple[str, ...] = (),
+    joined: Sequence[tuple[str, tuple[str, ...]]] = (),
 ) -> Checkpoint:
     """The checkpoint under the names that models use, whichever of the published customs its files follow.
 
@@ -54,6 +57,9 @@ def with_standard_names(
         transposed_experts: Whether experts that are stacked are stored as [in, out].
         others: Parts of other names, and the model's in their place.
         older: Beginnings of names in some files, each with what it stands for.
+        unread: Beginnings of names, as the model has them, of tensors that it does not read.
+        unbiased: Ends of names of modules that have no bias where the model has one.
+        joined: Ends of names of tensors that some files have in parts, each with those of the parts.
     """
     for begin, standard in older:
         names = checkpoint.contents()
@@ -62,9 +68,11 @@ def with_standard_names(
             checkpoint = Renamed(checkpoint, renamed)
     names = checkpoint.contents()
     texts = {
-        _renamed(text, others): name
+        own: name
         for name in names
-        if (text := text_name(name)) is not None and not is_of_layer(text, left_out)
+        if (text := text_name(name)) is not None
+        and not is_of_layer(text, left_out)
+        and not (own := _renamed(text, others)).startswith(unread)
     }
     if any(text != name for text, name in texts.items()) or len(texts) < len(names):
         checkpoint = Renamed(checkpoint, texts)
@@ -77,7 +85,19 @@ def with_standard_names(
     embedding = _GPT2_EMBEDDING if any(name.startswith("transformer.") for name in names) else _EMBEDDING
     if tied and embedding not in names and HEAD in names:
         checkpoint = Renamed(checkpoint, {name: name for name in names if name != HEAD} | {embedding: HEAD})
-    return unstacked(checkpoint, expert, transposed=transposed_experts)
+    if unbiased:
+        checkpoint = WithZeroBiases(checkpoint, unbiased)
+    return unstacked(_with_joined(checkpoint, joined), expert, transposed=transposed_experts)
+
+
+def _with_joined(checkpoint: Checkpoint, joined: Sequence[tuple[str, tuple[str, ...]]]) -> Checkpoint:
+    parts = {
+        name.removesuffix(ends[0]) + whole: tuple(name.removesuffix(ends[0]) + end for end in ends)
+        for whole, ends in joined
+        for name in checkpoint.contents()
+        if name.endswith(ends[0])
+    }
+    return JoinedRows(checkpoint, parts) if parts else checkpoint
 
 
 def _renamed(name: str, others: Sequence[tuple[str, str]]) -> str:
@@ -86,6 +106,13 @@ def _renamed(name: str, others: Sequence[tuple[str, str]]) -> str:
     for old, new in others:
         name = name.replace(old, new)
     return name
+
+
+def tower_part(checkpoint: Checkpoint, needed: Set[str]) -> Checkpoint:
+    """The tensors of a tower for images, of which each generation of transformers writes the names in another way:
+    `model.vision_tower.…`, `vision_tower.vision_model.…`. Layers that no image needs (`needed`) are left out."""
+    names = {name.removeprefix("model.").replace(".vision_model.", ".", 1): name for name in checkpoint.contents()}
+    return Renamed(checkpoint, {name: names[name] for name in names.keys() & needed})
 
 
 class Renamed(WrappedCheckpoint):
@@ -101,6 +128,57 @@ class Renamed(WrappedCheckpoint):
 
     def read(self, name: str, out: Tensor, start: Sequence[int] | None = None) -> None:
         super().read(self._names[name], out, start)
+
+
+class WithZeroBiases(WrappedCheckpoint):
+    """A checkpoint with zeros as the biases of modules that have none; `unbiased` are ends of their names."""
+
+    def __init__(self, inner: Checkpoint, unbiased: tuple[str, ...]) -> None:
+        super().__init__(inner)
+        stored, ends = inner.contents(), tuple(f"{name}.weight" for name in unbiased)
+        self._zeros = {
+            bias: StoredTensor(each.shape[:1], each.dtype)
+            for name, each in stored.items()
+            if name.endswith(ends) and (bias := f"{name.removesuffix('.weight')}.bias") not in stored
+        }
+
+    def contents(self) -> dict[str, StoredTensor]:
+        return super().contents() | self._zeros
+
+    def read(self, name: str, out: Tensor, start: Sequence[int] | None = None) -> None:
+        if name in self._zeros:
+            out.zero_()
+        else:
+            super().read(name, out, start)
+
+
+class JoinedRows(WrappedCheckpoint):
+    """A checkpoint, with tensors as one whose rows lie in several; `parts` are the names of these, by the whole's."""
+
+    def __init__(self, inner: Checkpoint, parts: Mapping[str, tuple[str, ...]]) -> None:
+        super().__init__(inner)
+        self._parts = parts
+        self._stored = inner.contents()
+
+    def contents(self) -> dict[str, StoredTensor]:
+        single = {part for parts in self._parts.values() for part in parts}
+        contents = {name: stored for name, stored in self._stored.items() if name not in single}
+        for name, parts in self._parts.items():
+            own = [self._stored[part] for part in parts if part in self._stored]
+            contents[name] = StoredTensor((sum(part.shape[0] for part in own), *own[0].shape[1:]), own[0].dtype)
+        return contents
+
+    def read(self, name: str, out: Tensor, start: Sequence[int] | None = None) -> None:
+        if name not in self._parts:
+            self._inner.read(name, out, start)
+            return
+        (first, *rest), begin = start or [0] * out.dim(), 0
+        for part in self._parts[name]:
+            rows = self._stored[part].shape[0]
+            own = range(max(first, begin), min(first + len(out), begin + rows))
+            if own:
+                self._inner.read(part, out[own.start - first : own.stop - first], (own.start - begin, *rest))
+            begin += rows
 
 
 def unstacked(checkpoint: Checkpoint, expert: tuple[str, str, str], *, transposed: bool = False) -> Checkpoint:
@@ -120,12 +198,15 @@ def unstacked(checkpoint: Checkpoint, expert: tuple[str, str, str], *, transpose
 
 
 class _Single(NamedTuple):
-    """Where a tensor of one expert is: in which stack, the expert's number, gate, up or down, and the kind."""
+    """Where a tensor of one expert is: in which stack, the expert's number, gate, up or down, the kind, and how many
+    such parts the stack has of each expert.
+    """
 
     stack: str
     number: int
     part: str
     kind: str
+    parts: int
 
 
 class UnstackedExperts(WrappedCheckpoint):
@@ -160,7 +241,9 @@ class UnstackedExperts(WrappedCheckpoint):
             for number in range(stored.shape[0]):
                 for part in _PARTS[found[2]]:
                     projection, kind = expert[_ALL_PARTS.index(part)], found[3] or "weight"
-                    self._singles[f"{found[1]}{number}.{projection}.{kind}"] = _Single(name, number, part, kind)
+                    self._singles[f"{found[1]}{number}.{projection}.{kind}"] = _Single(
+                        name, number, part, kind, len(_PARTS[found[2]])
+                    )
 
     def contents(self) -> dict[str, StoredTensor]:
         contents = {name: stored for name, stored in self._inner.contents().items() if name not in self._stacks}
@@ -170,7 +253,7 @@ class UnstackedExperts(WrappedCheckpoint):
             if self._transposed and single.kind == "weight":
                 rows, columns = columns[0], [rows]
             block = stored.shape[3:]
-            rows = rows if single.part == "down" else rows // 2
+            rows //= single.parts
             contents[name] = StoredTensor((rows, *(n * block[0] if block else n for n in columns)), stored.dtype)
         return contents
 
@@ -183,9 +266,9 @@ class UnstackedExperts(WrappedCheckpoint):
         if single.kind != "weight" or f"{single.stack}_bias" in self._stacks:
             self._read_turns(single, out, begin)
             return
-        stack, number, part, _ = single  # all gates, then all ups
+        stack, number, part, _, parts = single  # all gates, then all ups
         row, column = begin
-        row += self._stacks[stack].shape[2 if self._transposed else 1] // 2 if part == "up" else 0
+        row += self._stacks[stack].shape[2 if self._transposed else 1] // 2 if part == "up" and parts == 2 else 0
         if self._transposed:
             columns = out.new_empty((1, *out.shape[::-1]))
             self._inner.read(stack, columns, (number, column, row))
@@ -195,7 +278,7 @@ class UnstackedExperts(WrappedCheckpoint):
 
     def _read_turns(self, single: _Single, out: Tensor, begin: Sequence[int]) -> None:
         """Read rows of a stack with gates and ups in turn."""
-        block, ways = self._stacks[single.stack].shape[3:], 1 if single.part == "down" else 2
+        block, ways = self._stacks[single.stack].shape[3:], single.parts
         each = block[0] if block else 1
         shape = [ways * out.shape[0], *(size // each for size in out.shape[1:])]
         window = [ways * begin[0], *(column // each for column in begin[1:])]
@@ -204,7 +287,7 @@ class UnstackedExperts(WrappedCheckpoint):
             shape, window = shape[::-1], window[::-1]
         whole = out.new_empty((1, *shape, *block))
         self._inner.read(single.stack, whole, (single.number, *window, *(0 for _ in block)))
-        rows = (whole[0].T if is_transposed else whole[0])[int(single.part == "up") :: ways]
+        rows = (whole[0].T if is_transposed else whole[0])[int(single.part == "up" and ways == 2) :: ways]
         out.copy_(rows.flatten(1) if block else rows)
 
 

@@ -10,7 +10,9 @@ from typing import Any
 import pytest
 
 from quire import LLM, SamplingParams
+from quire.compute.kernels.reference.attention_inputs import NormRopeForm
 from quire.foundation.config import environment
+from quire.models.fallback import attentions, decoder
 from quire.models.spec import read_spec
 from tests.checkpoints import make_llama, make_tiny
 from tests.models.fallback.checkpoints import CASES, are_greedy, make, prompts
@@ -113,3 +115,26 @@ def test_auto_prefers_own_layers(tmp_path: Path) -> None:
     assert read_spec(make_llama(tmp_path / "llama")).fallback is None
     assert read_spec(make_llama(tmp_path / "llama"), None, "transformers").fallback is not None
     assert read_spec(make_tiny(tmp_path / "diff", "DiffLlamaForCausalLM")).fallback is not None
+
+
+@pytest.mark.parametrize("architecture", ["LlamaForCausalLM", "Qwen3ForCausalLM", "CohereForCausalLM"])
+def test_attention_modules_are_one_product(architecture: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rotation in halves or interleaved, and norms of heads, are found by trying; a kind that is not tried is not."""
+    directory, text = make_tiny(tmp_path / "model", architecture), prompts(40)[0]
+    numbers, fuse = [], decoder.fuse_attentions
+    monkeypatch.setattr(decoder, "fuse_attentions", lambda *given: numbers.append(fuse(*given)) or numbers[-1])
+    with serving(directory) as llm:
+        assert are_greedy(directory, text, tokens_of(llm, [text])[0][0])
+    is_interleaved = architecture == "CohereForCausalLM"
+    monkeypatch.setattr(attentions, "_FORMS", (NormRopeForm(interleaved=not is_interleaved),))
+    with serving(directory) as llm:
+        assert are_greedy(directory, text, tokens_of(llm, [text])[0][0])
+    assert numbers == [len(read_spec(directory).layers), 0]
+
+
+def test_wrongly_fused_attention_is_undone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    directory, text = make_llama(tmp_path / "model"), prompts(40)[0]
+    monkeypatch.setattr(attentions, "_is_equal", lambda *_: True)
+    monkeypatch.setattr(attentions, "_FORMS", (NormRopeForm(interleaved=True),))
+    with serving(directory) as llm:
+        assert are_greedy(directory, text, tokens_of(llm, [text])[0][0])

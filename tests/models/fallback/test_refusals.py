@@ -16,6 +16,7 @@ from quire import LLM
 from quire.errors import CheckpointError, ConfigError, SetupError
 from quire.foundation.config import environment
 from quire.models.fallback import paged, products, spec
+from quire.models.fallback.description import Description
 from quire.models.spec import read_spec
 from tests.checkpoints import edit_config, make_llama
 from tests.models.fallback.checkpoints import make
@@ -67,9 +68,9 @@ def test_unknown_model_type(checkpoint: Path) -> None:
         read_spec(checkpoint)
 
 
-def test_no_text_generator(checkpoint: Path) -> None:
-    edit_config(checkpoint, {"architectures": ["DiffLlamaForSequenceClassification"]})
-    with pytest.raises(CheckpointError, match=r"DiffLlamaForSequenceClassification.* give a model that generates text"):
+def test_heads_of_other_kinds(checkpoint: Path) -> None:
+    edit_config(checkpoint, {"architectures": ["DiffLlamaForQuestionAnswering"]})
+    with pytest.raises(CheckpointError, match=r"DiffLlamaForQuestionAnswering.* give another model"):
         read_spec(checkpoint)
 
 
@@ -170,11 +171,11 @@ def test_native_models_do_not_load_transformers(tmp_path: Path) -> None:
 
 def test_a_process_without_torch_asks_another_one(checkpoint: Path) -> None:
     """It gets the same description, or the same error."""
-    found = spec._describe_elsewhere(checkpoint)
+    found = spec._describe_elsewhere(checkpoint, spec._INSPECTION, Description)
     assert found == spec.describe(checkpoint, "DiffLlamaForCausalLM")
-    edit_config(checkpoint, {"architectures": ["DiffLlamaModel"]})
-    with pytest.raises(SetupError, match="give a model that generates text"):
-        spec._describe_elsewhere(checkpoint)
+    edit_config(checkpoint, {"architectures": ["DiffLlamaForQuestionAnswering"]})
+    with pytest.raises(SetupError, match="give another model"):
+        spec._describe_elsewhere(checkpoint, spec._INSPECTION, Description)
 
 
 def test_weights_that_are_read_elsewhere_stay(checkpoint: Path) -> None:

@@ -7,9 +7,10 @@ from dataclasses import replace
 
 from quire.compute.mesh import Mesh
 from quire.errors import ConfigError
-from quire.models.layer_spec import LayerSpec, MixtureSpec
+from quire.models.layer_spec import AttentionSpec, LayerSpec, MixtureSpec
 from quire.models.quantization.held_bytes import HeldWeights
 from quire.models.spec import ModelSpec
+from quire.models.vision.module_spec import ModuleVisionSpec
 
 
 def rank_share(spec: ModelSpec, mesh: Mesh) -> ModelSpec:
@@ -31,6 +32,7 @@ def _stage(spec: ModelSpec, mesh: Mesh) -> ModelSpec:
     own, held = mesh.own_layers(len(spec.layers)), spec.held
     return replace(
         spec,
+        has_tower=mesh.is_first,
         layers=spec.layers[own.start : own.stop],
         held=None if held is None else HeldWeights(held.dense, held.fixed * len(own) // len(spec.layers)),
         tables=(mesh.is_first or mesh.is_last) if spec.tie_embeddings else mesh.is_first + mesh.is_last,
@@ -46,10 +48,16 @@ def _part(spec: ModelSpec, tp: int) -> ModelSpec:
     if tp == 1:
         return spec
     held = spec.held
+    layers, groups = tuple(layer.divided(tp) for layer in spec.layers), spec.groups
+    if groups is None and max(spec.block_entries, default=1) > 1:  # which a part alone might divide otherwise
+        groups = spec.kv_groups()
+    if groups is not None:  # some of which may have no layer here
+        groups = tuple(replace(group, form=layers[(*group.layers, 0)[0]].mixer.form) for group in groups)
     return replace(
         spec,
         tp=tp,
-        layers=tuple(layer.divided(tp) for layer in spec.layers),
+        layers=layers,
+        groups=groups,
         held=None if held is None else HeldWeights(held.dense // tp, held.fixed // tp),
     )
 
@@ -74,12 +82,30 @@ def _with_own_experts(share: ModelSpec, experts: MixtureSpec, mesh: Mesh) -> Mod
 
 
 def check_pipeline_parallel_size(spec: ModelSpec, size: int) -> None:
-    """Refuse more pipeline stages than layers.
+    """Refuse more pipeline stages than layers, or any where layers read what only one stage has.
 
     Raises:
-        ConfigError: There are more stages than layers, or less than one.
+        ConfigError: There are more stages than layers, or less than one, or a layer reads another one's cache, or
+            images are added to layers of several stages.
     """
     layers = len(spec.layers)
+    reads_others = any(
+        layer.input is not None or layer.shared is not None or layer.mixer.source is not None for layer in spec.layers
+    )
+    if size > 1 and reads_others:
+        raise ConfigError(
+            f"--pipeline-parallel-size {size} is not served with {spec.architecture}, whose layers read the tokens or "
+            "one another's KV cache: use --tensor-parallel-size.",
+            param="pipeline_parallel_size",
+        )
+    if 1 <= size <= layers and isinstance(spec.vision, ModuleVisionSpec):
+        first, deep = len(Mesh(pp=size).own_layers(layers)), spec.vision.deep
+        if deep > first:
+            raise ConfigError(
+                f"--pipeline-parallel-size {size}: the first stage would have {first} layers, and images are added to "
+                f"the output of the first {deep}: lower it, use --tensor-parallel-size, or give --language-model-only.",
+                param="pipeline_parallel_size",
+            )
     if not 1 <= size <= layers:
         raise ConfigError(
             f"--pipeline-parallel-size {size}: must be from 1 to {layers}, the number of this model's layers.",
@@ -101,11 +127,13 @@ def check_tensor_parallel_size(spec: ModelSpec, size: int, *, whole_experts: boo
         sizes = range(1, spec.attention.heads + 1)
         served = ", ".join(str(number) for number in sizes if _divides(spec, number, whole_experts))
         experts = spec.mixture.count if spec.mixture and whole_experts else 0
+        kv_heads = ""
+        if isinstance(spec.attention, AttentionSpec):
+            kv_heads = f", and divide its {spec.attention.kv_heads} KV heads or be a multiple of them"
         raise ConfigError(
             f"--tensor-parallel-size {size}: this model can be divided over {served} ranks. They must divide its "
-            f"{spec.attention.heads} query heads and the width of its MLPs, and divide its "
-            f"{spec.attention.kv_heads} KV heads or be a "
-            f"multiple of them.{_OF_WHOLE_EXPERTS.format(experts) if experts else ''}",
+            f"{spec.attention.heads} query heads and the width of its MLPs{kv_heads}."
+            f"{_OF_WHOLE_EXPERTS.format(experts) if experts else ''}",
             param="tensor_parallel_size",
         )
 

@@ -11,7 +11,7 @@ from quire.compute.mesh import Mesh
 from quire.errors import ConfigError
 from quire.models.layers.factory import LayerFactory
 from quire.models.model import build_model
-from quire.models.rank_share import check_tensor_parallel_size, rank_share
+from quire.models.rank_spec import check_tensor_parallel_size, rank_share
 from quire.models.spec import read_spec
 from quire.models.weights.safetensors import SafetensorsCheckpoint
 from quire.models.weights.tensor_options import TensorOptions
@@ -114,7 +114,7 @@ def test_shares_of_stages_say_what_their_weights_take(case: str, tmp_path: Path)
         held = sum(held_bytes(value) for layer in factory.layers for value in vars(layer).values())
         share = rank_share(spec, mesh)
         assert share.weight_bytes("float32") == pytest.approx(held, rel=0.03), stage
-        assert [group.window for group in share.kv_groups()] == [group.window for group in spec.kv_groups()]
+        assert [group.reach for group in share.kv_groups()] == [group.reach for group in spec.kv_groups()]
         assert sorted(n for group in share.kv_groups() for n in group.layers) == list(range(len(share.layers)))
         covered += mesh.own_layers(len(spec.layers))
     assert covered == list(range(len(spec.layers)))

@@ -1,0 +1,1 @@
+"""Encoders of sounds, whose states a decoder's layers see whole."""

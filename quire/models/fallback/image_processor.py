@@ -1,0 +1,230 @@
+"""transformers' processor of a checkpoint: images to the tensors that its model's tower takes, and to tokens."""
+
+from __future__ import annotations
+
+import importlib.util
+import inspect
+import json
+from collections.abc import Callable, Sequence
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+import transformers
+from numpy.typing import NDArray
+from transformers import AutoImageProcessor, AutoTokenizer
+from transformers.models.auto.processing_auto import PROCESSOR_MAPPING_NAMES  # type: ignore[attr-defined]
+
+from quire.errors import CheckpointError, RequestError
+
+if TYPE_CHECKING:
+    from PIL.Image import Image
+
+_TEXTS = ("input_ids", "attention_mask", "token_type_ids", "mm_token_type_ids", "labels")
+"""What a processor makes of texts."""
+_FILES = ("processor_config.json", "preprocessor_config.json", "tokenizer_config.json")
+_SHOWN = 300
+_UNNAMED = {"fast_vlm": "LlavaProcessor", "glm_ocr": "Glm46VProcessor", "glmga": "Glm46VProcessor"}
+"""Processors of model types for which transformers names none."""
+
+
+class ImageInputs(NamedTuple):
+    """What a processor makes of an image.
+
+    Attributes:
+        tokens: What takes the place of the image's placeholder in a prompt.
+        tensors: What the tower takes, by name.
+    """
+
+    tokens: list[int]
+    tensors: dict[str, NDArray[Any]]
+
+
+class CheckpointProcessor:
+    """A checkpoint's own processor, by transformers' class for it. No code of the checkpoint is run.
+
+    Args:
+        directory: The checkpoint.
+        image_token: The token that stands for a vector of an image.
+
+    Attributes:
+        processor: The processor, of texts with images.
+
+    Raises:
+        CheckpointError: transformers has no such processor, or it cannot be built.
+    """
+
+    def __init__(self, directory: Path, image_token: int) -> None:
+        self._image_token = image_token
+        try:
+            self._tokenizer: Any = AutoTokenizer.from_pretrained(
+                directory, trust_remote_code=False, local_files_only=True
+            )
+            self.processor = _build(directory, self._tokenizer)
+        except CheckpointError:
+            raise
+        except Exception as error:  # transformers checks with errors of many kinds
+            raise CheckpointError(f"transformers cannot build the checkpoint's image processor: {error}") from error
+
+    @cached_property
+    def placeholder(self) -> int:
+        """The token that a prompt has for each image. Raises CheckpointError if none of the processor's tokens is."""
+        problems = []
+        for text in self._candidates():
+            token = self._tokenizer.convert_tokens_to_ids(text)
+            try:
+                found = self._processed(text, _small_image()) if isinstance(token, int) else None
+            except Exception as error:  # of a processor that looks for another token
+                problems.append(f"{text}: {error}")
+                continue
+            if found is not None and self._image_token in found.tokens:
+                return int(token)
+        raise CheckpointError(
+            f"No token of the checkpoint's processor stands for an image: {'; '.join(problems)[:_SHOWN]}"
+        )
+
+    def check_repeated(self) -> None:
+        """Raise a CheckpointError if the second image of a prompt has other tokens than the first, of equal images."""
+        if isinstance(self.processor, PixtralLayout):
+            return
+        text, image = self._tokenizer.convert_ids_to_tokens(self.placeholder), _small_image()
+        both = self.processor(text=[text * 2], images=[image] * 2, add_special_tokens=False, return_tensors="pt")
+        if [int(each) for each in both["input_ids"][0]] != self.inputs(image).tokens * 2:
+            raise CheckpointError("an image's tokens depend on the other images of a prompt, which is not built")
+
+    def inputs(self, image: Image) -> ImageInputs:
+        """Return what the model takes of an image in mode RGB. Raises RequestError if the processor refuses it."""
+        text = self._tokenizer.convert_ids_to_tokens(self.placeholder)
+        try:
+            return self._processed(text, image)
+        except Exception as error:  # processors check sizes with errors of many kinds
+            first = (str(error).strip().splitlines() or [""])[0]
+            raise RequestError(
+                f"The model's processor cannot read an image of {image.width} x {image.height} pixels "
+                f"({type(error).__name__}: {first})."
+            ) from None
+
+    def _processed(self, text: str, image: Image) -> ImageInputs:
+        found = self.processor(text=[text], images=[image], add_special_tokens=False, return_tensors="pt")
+        tokens = [int(each) for each in found["input_ids"][0]]
+        tensors = {name: np.asarray(value) for name, value in found.items() if name not in _TEXTS and value is not None}
+        return ImageInputs(tokens, tensors)
+
+    def _candidates(self) -> list[str]:
+        """Return texts of tokens that may stand for an image, the likeliest first."""
+        names = sorted(
+            (name for name in dir(self.processor) if name.endswith("_token") and not name.startswith("_")),
+            key=lambda name: ("image" not in name, name != "image_token", name),
+        )
+        values = [getattr(self.processor, name, None) for name in names]
+        texts = [each for value in values if isinstance(each := getattr(value, "content", value), str)]
+        own = self._tokenizer.convert_ids_to_tokens(self._image_token)
+        return list(dict.fromkeys([*texts, *([own] if own else [])]))
+
+
+class _Absent:
+    """Stands for the part of a processor that reads something other than images."""
+
+    def __getattr__(self, name: str) -> None:
+        if name.startswith("__"):
+            raise AttributeError(name)
+
+
+def _small_image() -> Image:
+    from PIL import Image
+
+    return Image.new("RGB", (64, 48), (90, 120, 150))
+
+
+def _build(directory: Path, tokenizer: Any) -> Callable[..., Any]:
+    """Build the processor of a checkpoint, without those of videos and sounds."""
+    images = _image_processor(directory)
+    kind = _class_of(directory)
+    if kind is None:
+        return PixtralLayout(images, tokenizer, _settings(directory, _FILES[0]))
+
+    class Processor(kind):  # type: ignore[misc, valid-type]
+        def check_argument_for_proper_class(self, argument_name: str, argument: Any) -> Any:
+            if not isinstance(argument, _Absent):
+                return super().check_argument_for_proper_class(argument_name, argument)
+            return _Absent
+
+    Processor.__name__ = kind.__name__
+    parts: dict[str, Any] = {}
+    for name in kind.get_attributes():
+        if name not in ("tokenizer", "image_processor") and "video" not in name and "feature_extractor" not in name:
+            raise CheckpointError(f"{kind.__name__} needs {name}, which is not built.")
+        parts[name] = {"tokenizer": tokenizer, "image_processor": images}.get(name) or _Absent()
+    known = inspect.signature(kind.__init__).parameters
+    given = _settings(directory, _FILES[0])
+    own = {name: value for name, value in given.items() if name in known and name not in parts}
+    built: Callable[..., Any] = Processor(**parts, **own | {"chat_template": None} if "chat_template" in known else own)
+    return built
+
+
+def _image_processor(directory: Path) -> Any:
+    """Return the image processor, that of Pillow if there is one: its pixels are the same on every machine."""
+    options = {"trust_remote_code": False, "local_files_only": True}
+    try:
+        return AutoImageProcessor.from_pretrained(directory, backend="pil", **options)  # type: ignore[no-untyped-call]
+    except (ImportError, ValueError):
+        if importlib.util.find_spec("torchvision") is None:
+            raise CheckpointError(
+                "its image processor needs torchvision, which is not installed: pip install torchvision"
+            ) from None
+        return AutoImageProcessor.from_pretrained(directory, **options)  # type: ignore[no-untyped-call]
+
+
+def _class_of(directory: Path) -> Any:
+    """Return the class of the processor; None: its layout of tokens is built here."""
+    named = [_settings(directory, name).get("processor_class") for name in _FILES]
+    kind = str(_settings(directory, "config.json").get("model_type"))
+    name = next((each for each in named if each), None) or PROCESSOR_MAPPING_NAMES.get(kind) or _UNNAMED.get(kind)
+    if name == "PixtralProcessor":
+        return None
+    found = getattr(transformers, str(name), None)
+    if found is None:
+        raise CheckpointError(f"transformers {transformers.__version__} has no processor {name!r}.")
+    return found
+
+
+def _settings(directory: Path, name: str) -> dict[str, Any]:
+    try:
+        found = json.loads((directory / name).read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError):
+        return {}
+    return found if isinstance(found, dict) else {}
+
+
+class PixtralLayout:
+    """Pixtral's layout of an image's tokens: rows with a token between them, and another behind the last one (Agrawal
+    et al. 2024, "Pixtral 12B", section 2.2).
+
+    Args:
+        images: The image processor.
+        tokenizer: Knows the tokens.
+        settings: Those of the processor: a patch's size, and how many patches of a side are merged.
+
+    Attributes:
+        side: Height and width of the pixels that become one vector.
+    """
+
+    image_token = "[IMG]"
+
+    def __init__(self, images: Any, tokenizer: Any, settings: dict[str, Any]) -> None:
+        self.images = images
+        self.side = int(settings.get("patch_size", 16)) * int(settings.get("spatial_merge_size", 1))
+        self.tokenizer = tokenizer
+        tokens = self.image_token, "[IMG_BREAK]", "[IMG_END]"
+        self._tokens = [tokenizer.convert_tokens_to_ids(each) for each in tokens]
+
+    def __call__(self, *, text: Sequence[str], images: Sequence[Image], **_: Any) -> dict[str, Any]:
+        """Return tensors and tokens of one image, whose placeholder is all of the text."""
+        if list(text) != [self.image_token]:
+            raise ValueError(f"{text} is not {self.image_token}")
+        found = self.images(images=list(images), patch_size=self.side, return_tensors="pt")
+        height, width = (int(each) for each in found["image_sizes"][0])
+        token, between, end = self._tokens
+        row = [token] * (width // self.side) + [between]
+        return {**found, "input_ids": [row * (height // self.side - 1) + row[:-1] + [end]]}

@@ -1,0 +1,135 @@
+"""Compares a loaded tower with its class's own forward, up to the text model, so that no image is seen wrongly."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from PIL import Image
+from torch import Tensor
+
+from quire.errors import CheckpointError
+from quire.models.fallback.classes import arguments_of
+from quire.models.fallback.image_processor import CheckpointProcessor
+from quire.models.fallback.tower import ModuleTower, TextStub
+
+_KNOWN = {
+    *("attention_mask", "position_ids", "past_key_values", "inputs_embeds", "input_ids", "use_cache", "cache_position"),
+    *("output_attentions", "output_hidden_states", "output_router_logits", "return_dict", "logits_to_keep", "labels"),
+    *("num_items_in_batch", "is_training", "token_type_ids", "mm_token_type_ids", "rope_deltas"),
+}
+"""Arguments of text models that say no more than a text's tokens do, or are looked at here."""
+_TOLERANCES = {torch.float32: 1e-5, torch.bfloat16: 0.02, torch.float16: 0.02}
+"""The largest difference that is rounding, as a share of the largest element."""
+_BEFORE, _BEHIND = 3, 2
+"""Tokens of text around the image."""
+_log = logging.getLogger(__name__)
+
+
+def check(tower: ModuleTower) -> None:
+    """Compute one image in both ways.
+
+    Raises:
+        CheckpointError: There are more or fewer vectors than tokens, they differ from those that the class's own
+            forward gives to its text model, or the text model gets more than vectors; the message says what.
+    """
+    spec = tower.spec
+    processor = CheckpointProcessor(Path(spec.directory), spec.image_token)
+    values = np.random.default_rng(0).integers(0, 256, (6, 8, 3), dtype=np.uint8)
+    found = processor.inputs(Image.fromarray(values).resize((100, 75)))
+    tensors = {name: torch.from_numpy(each) for name, each in found.tensors.items()}
+    ids = torch.tensor([[1] * _BEFORE + found.tokens + [2] * _BEHIND])
+    is_vector = ids[0] == spec.image_token
+    try:
+        (own,) = tower([tensors])
+        inputs = _text_inputs(tower, ids, tensors)
+    except Exception as error:  # of what classes do with what their processors make
+        raise _refused(tower, f"an image cannot be computed ({type(error).__name__}: {error})") from error
+    if len(own) != int(is_vector.sum()):
+        raise _refused(tower, f"an image has {len(own)} vectors and {int(is_vector.sum())} tokens")
+    deep = [each.to(own.dtype) for each in inputs.pop("deepstack_visual_embeds", None) or ()]
+    if deep:
+        inputs.pop("visual_pos_masks", None)
+    more = sorted(name for name, value in inputs.items() if name not in _KNOWN and _says_something(value))
+    if more:
+        raise _refused(tower, f"its text model gets {', '.join(more)} beside vectors, which is not built")
+    given = inputs.get("inputs_embeds")
+    if not isinstance(given, Tensor) or given.shape[1] != ids.shape[1]:
+        raise _refused(tower, "its text model gets no embeddings")
+    _check_mask(tower, inputs.get("attention_mask"))
+    _check_positions(tower, inputs.get("position_ids"), is_vector, tensors)
+    whole = torch.cat([given[0][is_vector], *deep], -1)
+    if whole.shape != own.shape or own.shape[1] != spec.outputs:
+        raise _refused(tower, f"it has vectors of shape {list(own.shape)}, and its text model gets {list(whole.shape)}")
+    differs = float((whole - own).abs().max() / own.abs().max())
+    if not differs <= _TOLERANCES[own.dtype] or not bool((given[0][~is_vector] == 0.5).all()):
+        raise _refused(tower, f"its vectors differ by {differs:.1e} from those that its own forward computes")
+    _log.info("load check  vectors of an image differ by %.1e of the largest", differs)
+
+
+def _refused(tower: ModuleTower, why: str) -> CheckpointError:
+    return CheckpointError(
+        f"{tower.spec.architecture} is not served with images: {why}. --language-model-only serves its text model."
+    )
+
+
+def _text_inputs(tower: ModuleTower, ids: Tensor, tensors: Mapping[str, Tensor]) -> dict[str, Any]:
+    """Return what the class's forward calls its text model with."""
+    model: Any = tower.model
+    accepted = arguments_of(model) | arguments_of(model.base_model)
+    inputs: dict[str, Any] = {"input_ids": ids, "attention_mask": torch.ones_like(ids), **tower.typed(tensors)}
+    for name in accepted & {"mm_token_type_ids", "token_type_ids"}:
+        inputs[name] = (ids == tower.spec.image_token).int()
+    try:
+        with torch.inference_mode():
+            model(**inputs)
+    except TextStub.Called as called:
+        return dict(called.inputs)
+    raise CheckpointError("its own forward does not call its text model")
+
+
+def _says_something(value: Any) -> bool:
+    return value is not None and value is not False and not (isinstance(value, (dict, list, tuple)) and not value)
+
+
+def _check_mask(tower: ModuleTower, mask: Any) -> None:
+    """Refuse masks that are not causal."""
+    if isinstance(mask, Mapping):
+        masks = list(mask.values())
+    else:
+        masks = [mask]
+    for each in masks:
+        if each is None or (isinstance(each, Tensor) and each.dim() == 2 and bool(each.bool().all())):
+            continue
+        sees = each[0, 0].bool() if each.dtype == torch.bool else each[0, 0] == 0
+        if bool(sees.triu(1).any()):
+            raise _refused(tower, "tokens of its images see those behind them, which is not built")
+
+
+def _check_positions(
+    tower: ModuleTower, positions: Tensor | None, is_vector: Tensor, tensors: Mapping[str, Tensor]
+) -> None:
+    """Refuse positions other than the ones that requests get."""
+    count, merge = len(is_vector), tower.spec.merge
+    expected = torch.arange(count).expand(3, -1).clone()
+    if merge:
+        rows, columns = (int(side) // merge for side in tensors["image_grid_thw"][0][1:])
+        places = torch.arange(rows * columns)
+        start = int(is_vector.nonzero()[0])
+        own = torch.stack((torch.zeros_like(places), places // columns, places % columns)) + start
+        behind = torch.arange(count - start - len(places)) + start + max(rows, columns)
+        if int(is_vector.sum()) != len(places):
+            raise _refused(tower, f"{len(places)} squares of its image have {int(is_vector.sum())} tokens")
+        expected = torch.cat((expected[:, :start], own, behind.expand(3, -1)), 1)
+    if positions is None:
+        equal = not merge
+    else:
+        given = positions.reshape(-1, count) if positions.shape[-1] == count else positions
+        given = given[-3:] if len(given) > 3 else given.expand(3, -1)
+        equal = given.shape == expected.shape and torch.equal(given.long(), expected)
+    if not equal:
+        raise _refused(tower, "the positions of its images follow a rule that is not built")

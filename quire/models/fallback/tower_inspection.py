@@ -1,0 +1,79 @@
+"""Finds out how a checkpoint's images become tokens, and how large its tower is, without weights.
+
+Run as a program by processes that do not import torch: prints a ModuleVisionSpec, or an error, as JSON.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import torch
+from PIL import Image
+
+from quire.errors import CheckpointError, RequestError
+from quire.models.fallback.classes import read_config, text_config_of
+from quire.models.fallback.image_processor import CheckpointProcessor
+from quire.models.fallback.inspection import answer
+from quire.models.fallback.tower import build_tower_model
+from quire.models.vision.module_spec import ModuleVisionSpec
+
+_TOKENS = ("image_token_id", "image_token_index", "img_context_token_id", "image_patch_id")
+_SIZES = ((1, 1), (336, 336), (2048, 2048), (4096, 1024), (1024, 4096))
+"""Width and height of the images by which the fewest and most tokens are found."""
+_STATES = 24
+"""Elements that a tower computes at once for each element of its stream."""
+
+
+def describe(directory: Path) -> ModuleVisionSpec:
+    """Describe the tower of a checkpoint.
+
+    Raises:
+        CheckpointError: transformers cannot compute it, or has no processor for it.
+    """
+    config = read_config(directory)
+    architecture = str((config.architectures or [""])[0])
+    model = build_tower_model(directory, architecture, torch.float32)
+    token = image_token_of(config)
+    processor = CheckpointProcessor(directory, token)
+    placeholder = processor.placeholder
+    processor.check_repeated()
+    counts, elements = [], 0
+    for size in _SIZES:
+        try:
+            found = processor.inputs(Image.new("RGB", size, (90, 120, 150)))
+        except RequestError:  # some processors cannot read the smallest
+            continue
+        counts.append(len(found.tokens))
+        elements = max(elements, sum(each.size for each in found.tensors.values()))
+    if not counts:
+        raise CheckpointError(f"{architecture}'s processor reads none of the images that were tried.")
+    deep = len(getattr(getattr(config, "vision_config", None), "deepstack_visual_indexes", None) or ())
+    positions = hasattr(model.base_model, "get_rope_index")
+    vision = getattr(config, "vision_config", config)
+    return ModuleVisionSpec(
+        directory=str(directory),
+        architecture=architecture,
+        image_token=token,
+        placeholder=placeholder,
+        outputs=text_config_of(config).hidden_size * (1 + deep),
+        deep=deep,
+        num_parameters=sum(parameter.numel() for parameter in model.parameters()),
+        least_tokens=max(1, min(counts)),
+        largest_tokens=max(counts),
+        elements=_STATES * elements,
+        merge=int(getattr(vision, "spatial_merge_size", 2)) if positions else 0,
+    )
+
+
+def image_token_of(config: Any) -> int:
+    """Return the token that stands for a vector of an image. Raises CheckpointError if a config names none."""
+    for name in _TOKENS:
+        value = getattr(config, name, None)
+        if isinstance(value, int) and not isinstance(value, bool) and value >= 0:
+            return value
+    raise CheckpointError("config.json has no image_token_id, which tells where images stand: download it again.")
+
+
+if __name__ == "__main__":
+    answer(describe)

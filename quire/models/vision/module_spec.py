@@ -1,0 +1,48 @@
+"""What is known about a tower that transformers' modules compute: plain data, found by fallback/tower_inspection.py."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+
+@dataclass(frozen=True)
+class ModuleVisionSpec:
+    """A tower and a projector that transformers' own modules compute.
+
+    Attributes:
+        directory: The checkpoint's directory.
+        architecture: The class that has the tower.
+        image_token: The token that stands for each of an image's vectors.
+        placeholder: The token that prompts have for each image.
+        outputs: Width of an image's vectors, with those for layers.
+        deep: For how many layers an image has vectors of its own (DeepStack).
+        num_parameters: Number of weights that are loaded.
+        least_tokens, largest_tokens: Fewest and most tokens of an image, of those that were tried.
+        elements: What the tower computes at once for one of the most tokens, in elements.
+        merge: How many patches of a side become one vector, in models whose positions tell rows and columns; 0 in
+            others.
+    """
+
+    directory: str
+    architecture: str
+    image_token: int
+    placeholder: int
+    outputs: int
+    num_parameters: int
+    least_tokens: int
+    largest_tokens: int
+    elements: int
+    merge: int = 0
+    deep: int = 0
+
+    def most_tokens(self, replaced: Mapping[str, Any]) -> int:
+        """Return the most tokens of an image. Raises ValueError for settings of the processor that are replaced."""
+        if replaced:
+            raise ValueError(f"transformers' image processor of {self.architecture} has the checkpoint's settings")
+        return self.largest_tokens
+
+    def activations(self, tokens: int, together: int) -> int:
+        """Return the elements that an image takes at once; images are computed one by one."""
+        return self.elements
