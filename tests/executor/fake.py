@@ -3,7 +3,8 @@
 It keeps slots and KV blocks as a worker does, but stores the tokens themselves in the blocks. A sampled token is a
 function of the whole history *as read back through the block table*, so a stale block, a wrong position, a write to a
 shared block or a read before its write changes the output or fails an assertion. Rejected draft tokens are written too
-and stay in the blocks until they are overwritten.
+and stay in the blocks until they are overwritten. Where there are states, a sequence's is a running digest of all its
+tokens, and sampled tokens depend on it too: a stale state, another sequence's and one that is a token off change them.
 """
 
 from __future__ import annotations
@@ -14,14 +15,30 @@ from array import array
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from itertools import chain
+from functools import reduce
+from itertools import accumulate, chain
+from typing import cast
 
 import msgspec
 
-from quire.foundation.messages.workers import Admitted, Bits, DeviceLimits, Plan, Result, TokenBitmasks, TokenLogprobs
+from quire.foundation.messages.from_engine import NO_POOLING, PoolingInfo
+from quire.foundation.messages.workers import (
+    Admitted,
+    Bits,
+    DeviceLimits,
+    Plan,
+    PooledRow,
+    Result,
+    TokenBitmasks,
+    TokenLogprobs,
+    Vector,
+)
+from quire.pooling_params import PoolingParams
 from quire.runtime.executor.executor import FaultHook, no_faults
-from quire.scheduling.kvcache.cache_groups import FULL_ATTENTION, KVCacheGroup
+from quire.scheduling.kvcache.cache_groups import FULL_ATTENTION, CacheGroup
+from quire.scheduling.kvcache.host_index import index_bytes
 from tests.executor.fake_adapters import FakeAdapters
+from tests.executor.fake_pooling import fake_vector
 
 
 def allowed(token: int, bits: Bits, vocab_size: int) -> int:
@@ -45,13 +62,39 @@ def adapted_counter(num_sampled: int, digest: str) -> int:
     return (num_sampled + zlib.crc32(digest.encode())) % 2**63
 
 
+def next_state(state: int, token: int, adapter: str = "") -> int:
+    """The fake model's state of a sequence behind one more token."""
+    return zlib.crc32(array("q", [token]).tobytes() + adapter.encode(), state)
+
+
+def state_of(tokens: Sequence[int]) -> int:
+    """The fake model's state of a sequence."""
+    return reduce(next_state, tokens, 0)
+
+
+def stateful_counter(num_sampled: int, state: int) -> int:
+    """What a fake model with states is given in place of how many tokens were sampled."""
+    return (num_sampled + (state << 8)) % 2**63
+
+
 @dataclass
 class _Slot:
     owner: Admitted
     num_sampled: int
     length: int
     last_token: int | None = None  # of the sequence, once one was sampled
+    pooled_to: int | None = None  # of a pooled sequence, once a row was pooled
+    types: bytes = b""  # of its tokens
     tables: dict[tuple[int, int], int] = field(default_factory=dict)  # (group, index) → block
+
+
+@dataclass
+class FakeHostMemory:
+    """Host blocks that outlive an executor, with what they hold and by which adapter, and an index of their keys."""
+
+    blocks: dict[int, list[int | None]] = field(default_factory=dict)
+    written_by: dict[int, str] = field(default_factory=dict)
+    index: bytearray = field(default_factory=lambda: bytearray(index_bytes(400)))
 
 
 class FakeExecutor:
@@ -59,7 +102,7 @@ class FakeExecutor:
 
     Args:
         num_blocks, block_size, vocab_size: Reported as DeviceLimits; plans are checked against them.
-        groups: How far back each KV group looks; only blocks inside the window are checked.
+        groups: How far back each KV group looks; only blocks that are seen are checked.
         num_host_blocks: Of the host pool.
         sample: The model: (history, how many of it were sampled, vocab_size) → next token.
         accept: Tokens that a sampled row gains, given the most it may gain; default: all.
@@ -70,6 +113,10 @@ class FakeExecutor:
         seeded: Whether tokens depend on the request's seed as well: its counter starts there.
         adapters: What stands for adapters; None: none are served. Tokens then depend on the sequence's adapter, and
             keys and values are found only by those who computed with the same.
+        pooling: What it makes of whole texts. Only vectors of tokens and those that `pools_from_cache` allows may begin
+            behind a cached prefix; the others' chunks must be all of the text.
+        num_states: Reported as a device limit; with any, the model has states.
+        host_memory: Outlives this executor, and is ready at once; None: its own.
     """
 
     def __init__(
@@ -77,7 +124,7 @@ class FakeExecutor:
         num_blocks: int = 64,
         block_size: int = 16,
         vocab_size: int = 512,
-        groups: Sequence[KVCacheGroup] = FULL_ATTENTION,
+        groups: Sequence[CacheGroup] = FULL_ATTENTION,
         num_host_blocks: int = 0,
         sample: Callable[[Sequence[int], int, int], int] = hash_token,
         accept: Callable[[int], int] | None = None,
@@ -87,6 +134,10 @@ class FakeExecutor:
         ready_host_blocks: Callable[[], int] | None = None,
         seeded: bool = False,
         adapters: FakeAdapters | None = None,
+        pooling: PoolingInfo = NO_POOLING,
+        pools_from_cache: Callable[[PoolingParams], bool] = lambda params: False,
+        num_states: int = 0,
+        host_memory: FakeHostMemory | None = None,
     ) -> None:
         self._num_blocks = num_blocks
         self._block_size = block_size
@@ -94,30 +145,39 @@ class FakeExecutor:
         self._groups = groups
         self._num_host_blocks = num_host_blocks
         self._ready_host_blocks = ready_host_blocks or (lambda: num_host_blocks)
-        self._reported_host_blocks = 0
+        self._reported_host_blocks = num_host_blocks if host_memory is not None else 0
         self._sample_token = sample
         self._accept = accept
         self._max_in_flight = max_in_flight
         self._step_s = step_s
         self._fault = fault
         self._seeded = seeded
+        self._pooling = pooling
+        self._pools_from_cache = pools_from_cache
         self.adapters = adapters
         if adapters is not None:
             adapters.in_flight = self._reads_adapter
         self._written_by: dict[int, str] = {}  # by block: the adapter of what it holds
-        self._host_written_by: dict[int, str] = {}
         self._slots: dict[int, _Slot] = {}
         self._blocks: dict[int, list[int | None]] = {}  # by block: its tokens
-        self._host: dict[int, list[int | None]] = {}
+        memory = host_memory or FakeHostMemory()
+        self._host, self._host_written_by = memory.blocks, memory.written_by
+        self._num_states = num_states
+        self._states = {number: number for number in range(1, num_states + 1)}  # undefined at first
         self._plans: deque[Plan] = deque()
+        self._marks: dict[tuple[int, int], int] = {}  # of the plan, by slot and length
         self._masks: dict[int, TokenBitmasks] = {}  # by step
 
     @property
     def max_in_flight(self) -> int:
         return self._max_in_flight
 
+    @property
+    def orders(self) -> FakeAdapters:
+        return self.adapters or FakeAdapters({})
+
     def start(self) -> DeviceLimits:
-        return DeviceLimits(self._num_blocks, self._vocab_size, self._num_host_blocks)
+        return DeviceLimits(self._num_blocks, self._vocab_size, self._num_host_blocks, num_states=self._num_states)
 
     def submit(self, plan: Plan) -> None:
         self._fault("submit", plan.step)
@@ -138,12 +198,23 @@ class FakeExecutor:
         if self._step_s:
             time.sleep(self._step_s)
         self._apply_changes(plan)
+        self._load_states(plan)
         self._move_rows(plan)
+        self._save_states(plan)
         prompt_logprobs = self._score_prompts(plan)
-        self._reported_host_blocks = ready = self._ready_host_blocks()
-        result = msgspec.structs.replace(self._sample(plan), prompt_logprobs=prompt_logprobs, ready_host_blocks=ready)
+        vectors = self._pool(plan)
+        self._reported_host_blocks = ready = max(self._reported_host_blocks, self._ready_host_blocks())
+        result = msgspec.structs.replace(
+            self._sample(plan), prompt_logprobs=prompt_logprobs, ready_host_blocks=ready, vectors=vectors
+        )
         self._fault("collect", plan.step)
         return result
+
+    def tear(self) -> None:
+        """Die in the middle of plans in flight: what they copy to the host is half written."""
+        for plan in self._plans:
+            self._host.update({host: [None] * self._block_size for _, host in plan.swap_out})
+            self._host_written_by.update({host: "" for _, host in plan.swap_out})
 
     def check(self) -> None:
         """Do nothing: there is no device that could be lost."""
@@ -162,6 +233,8 @@ class FakeExecutor:
             assert 0 <= group < len(self._groups), group
             assert 1 <= block <= self._num_blocks, block
             self._slots[slot].tables[group, index] = block
+        hosts = [host for _, host in plan.swap_out]
+        assert len(set(hosts)) == len(hosts), "two blocks are copied to one host block"
         for device, host in plan.swap_out:
             assert 0 <= host < self._reported_host_blocks, "swapped to a host block that is not ready"
             unwritten: list[int | None] = [None] * self._block_size  # taken for draft tokens that were rejected
@@ -173,8 +246,8 @@ class FakeExecutor:
             self._blocks[target] = list(self._blocks[source])
             self._written_by[target] = self._written_by[source]
         for host, device in plan.swap_in:
-            self._blocks[device] = self._host.pop(host)
-            self._written_by[device] = self._host_written_by.pop(host)
+            self._blocks[device] = list(self._host[host])
+            self._written_by[device] = self._host_written_by[host]
 
     def _move_rows(self, plan: Plan) -> None:
         """Write each row's known tokens and move its slot past them."""
@@ -193,9 +266,38 @@ class FakeExecutor:
                 tokens = [slot.last_token]
             for token in tokens:
                 assert 0 <= token < self._vocab_size, token
-                self._write(slot, slot.length, token)
-                slot.length += 1
+                self._append(slot, token)
         assert position == len(plan.tokens), "more tokens than the rows take"
+
+    def _append(self, slot: _Slot, token: int) -> None:
+        """Compute a token that stays in a slot's sequence."""
+        self._write(slot, slot.length, token)
+        slot.length += 1
+        if state := slot.owner.state:
+            self._states[state] = next_state(self._states[state], token, self._adapter(slot))
+            if (target := self._marks.get((slot.owner.slot, slot.length))) is not None:
+                self._states[target] = self._states[state]
+
+    def _load_states(self, plan: Plan) -> None:
+        self._marks = {(slot, length): target for slot, length, target in plan.state_marks}
+        assert len(set(self._marks.values())) == len(plan.state_marks), "two states are saved at one place"
+        assert {slot for slot, _ in self._marks} <= set(plan.slots), "the state of no row is saved"
+        current = [self._slots[number].owner.state for number in plan.slots]
+        assert len(set(current)) == (len(current) if self._num_states else min(1, len(current))), "a state of two rows"
+        assert all(bool(state) == bool(self._num_states) for state in current), "a row without a state"
+        for source, target in plan.state_loads:
+            assert 1 <= target <= self._num_states, target
+            self._states[target] = self._states[source] if source else 0
+
+    def _save_states(self, plan: Plan) -> None:
+        current = {self._slots[number].owner.state for number in plan.slots}
+        targets = [*self._marks.values(), *(target for _, target in plan.state_saves)]
+        assert {source for source, _ in plan.state_saves} <= current, "the state of no row is saved"
+        assert current.isdisjoint(targets), "a state is overwritten"
+        assert len(set(targets)) == len(targets), "two states are saved at one place"
+        for source, target in plan.state_saves:
+            assert 1 <= target <= self._num_states, target
+            self._states[target] = self._states[source]
 
     def _write(self, slot: _Slot, position: int, token: int) -> None:
         index, offset = divmod(position, self._block_size)
@@ -208,18 +310,20 @@ class FakeExecutor:
 
     def _history(self, slot: _Slot) -> list[int]:
         """The tokens that the layers see: those of the group that looks back farthest; the others must agree."""
-        views = []
-        for group, reach in enumerate(self._groups):
-            start = reach.first_visible(slot.length - 1)
-            places = [divmod(position, self._block_size) for position in range(start, slot.length)]
-            by = {self._written_by[slot.tables[group, index]] for index, _ in places}
+        views: list[list[int | None]] = [] if self._groups else [[]]
+        for number, group in enumerate(self._groups):
+            start = group.reach.first_visible(slot.length - 1)
+            first = start // self._block_size
+            blocks = [slot.tables[number, index] for index in range(first, -(-slot.length // self._block_size))]
+            by = {self._written_by[block] for block in blocks}
             assert by <= {self._adapter(slot)}, "keys and values of another adapter"
-            views.append([self._blocks[slot.tables[group, index]][offset] for index, offset in places])
+            read = list(chain.from_iterable(self._blocks[block] for block in blocks))
+            views.append(read[start - first * self._block_size : slot.length - first * self._block_size])
         longest = max(views, key=len)
         for view in views:
             assert view == longest[len(longest) - len(view) :], "KV groups hold different histories"
         assert None not in longest, "a position was read before it was written"
-        return [token for token in longest if token is not None]
+        return cast(list[int], longest)
 
     def _adapter(self, slot: _Slot) -> str:
         """The digest of what is in its adapter's place now; empty: it has none."""
@@ -255,6 +359,42 @@ class FakeExecutor:
             assert len(row) == scored.count
         return found
 
+    def _pool(self, plan: Plan) -> list[Vector]:
+        pooled = {each.row for each in plan.pooled_rows}
+        assert len(pooled) == len(plan.pooled_rows), "a row is pooled twice"
+        assert pooled.isdisjoint(plan.sampled_rows), "a pooled row is sampled"
+        assert pooled <= set(plan.token_rows), "the host does not know a pooled row's tokens"
+        wanted = {row for row, slot in enumerate(plan.slots) if self._slots[slot].owner.pooling is not None}
+        assert pooled == wanted, "a row of a pooled sequence is not pooled"
+        assert len(plan.token_types) in (0, len(plan.tokens)), "token types of other tokens"
+        starts = dict(
+            zip(plan.token_rows, accumulate((plan.counts[row] for row in plan.token_rows), initial=0), strict=False)
+        )
+        return [self._vector(each, plan, starts[each.row]) for each in plan.pooled_rows]
+
+    def _vector(self, row: PooledRow, plan: Plan, at: int) -> Vector:
+        slot, count = self._slots[plan.slots[row.row]], plan.counts[row.row]
+        params = slot.owner.pooling
+        assert params is not None, "a row of a sequence that is not pooled"
+        assert params.task in self._pooling.tasks, "a task that is not served"
+        begins = slot.pooled_to is None
+        assert row.start + count == slot.length, "a row at another position"
+        assert row.start == (slot.owner.length if begins else slot.pooled_to), "a chunk is missing"
+        assert not begins or row.start == 0 or self._pools_from_cache(params), "a text is not pooled from its beginning"
+        slot.pooled_to = slot.length
+        slot.types += plan.token_types[at : at + count] or bytes(count)
+        history, skipped = self._history(slot), slot.length - row.total
+        assert row.skip + row.count == count, "tokens of other rows are pooled"
+        assert row.total == row.count or (row.total > row.count and row.skip == 0), "a sum of other tokens"
+        if params.per_token:
+            ends = range(row.start + 1, slot.length + 1)
+            rows = [fake_vector(history[:end], params, self._pooling, skipped, slot.types[:end]) for end in ends]
+            return Vector(b"".join(each.tobytes() for each in rows), [count, len(rows[0])])
+        if not row.is_last:
+            return Vector()
+        vector = fake_vector(history, params, self._pooling, skipped, slot.types)
+        return Vector(vector.tobytes(), [len(vector)])
+
     def _sample(self, plan: Plan) -> Result:
         counts, tokens, logprobs = [], [], []
         masks = self._masks.pop(plan.step, TokenBitmasks(plan.step, [], []))
@@ -278,9 +418,10 @@ class FakeExecutor:
         gained: list[int] = []
         for number in range(count):
             if number:
-                self._write(slot, slot.length, gained[-1])
-                slot.length += 1
+                self._append(slot, gained[-1])
             counter = seeded_counter(slot.owner.seed, slot.num_sampled) if self._seeded else slot.num_sampled
+            if state := slot.owner.state:
+                counter = stateful_counter(counter, self._states[state])
             if adapter := self._adapter(slot):
                 counter = adapted_counter(counter, adapter)
             token = self._sample_token(self._history(slot), counter, self._vocab_size)
@@ -291,6 +432,7 @@ class FakeExecutor:
         if gained:
             slot.last_token = gained[-1]
         else:
+            assert not self._num_states, "a row with a state that gains nothing"
             slot.length -= 1  # its last token is the next row's input once more
         return gained
 

@@ -6,15 +6,15 @@ from collections import deque
 from collections.abc import Callable, Mapping
 
 from quire.foundation.messages.to_engine import Adapter
-from quire.foundation.messages.workers import AdapterLoaded
+from quire.foundation.messages.workers import AdapterLoaded, LoadAdapter, Order, OrderDone
 
 
 class FakeAdapters:
-    """An AdapterLoader for the fake executor: it keeps the digest of what each slot holds, and reads no files.
+    """The Orders of the fake executor: it keeps the digest of what each slot holds, and reads no files.
 
     Args:
         digests: Of the files, by path; a path that is not there cannot be read.
-        delay: Says for each load how often `loaded` is asked before it is there; default: once.
+        delay: Says for each load how often `done` is asked before it is there; default: once.
     """
 
     def __init__(self, digests: Mapping[str, str], delay: Callable[[], int] = lambda: 1) -> None:
@@ -25,13 +25,15 @@ class FakeAdapters:
         self.slots: dict[int, str] = {}
         self.in_flight: Callable[[int], bool] = lambda slot: False
 
-    def load(self, adapter: Adapter, slot: int) -> None:
+    def post(self, order: Order) -> None:
+        assert isinstance(order, LoadAdapter), order
+        adapter, slot = order.adapter, order.slot
         assert not self.in_flight(slot), "a slot is written that a step in flight reads"
         self.slots.pop(slot, None)
         self._loading.append((adapter, slot, self._delay()))
 
-    def loaded(self) -> list[AdapterLoaded]:
-        done = []
+    def done(self) -> list[OrderDone]:
+        done: list[OrderDone] = []
         while self._loading:
             adapter, slot, polls = self._loading[0]
             self._left += 1

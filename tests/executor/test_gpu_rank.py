@@ -15,7 +15,7 @@ from quire.compute.mesh import Mesh
 from quire.errors import EngineDeadError
 from quire.foundation.clock import SystemClock
 from quire.foundation.messages.to_engine import Adapter
-from quire.foundation.messages.workers import AdapterLoaded, DeviceLimits, Plan, Result
+from quire.foundation.messages.workers import AdapterLoaded, DeviceLimits, LoadAdapter, Plan, Result
 from quire.foundation.processes.shared_memory import SharedMemory
 from quire.planning.kv_cache_plan import NumBlocks
 from quire.runtime.executor import rank_processes
@@ -23,7 +23,7 @@ from quire.runtime.executor.cpu_executor import CpuExecutor
 from quire.runtime.executor.gpu_executor import GpuExecutor
 from quire.runtime.executor.gpu_rank import GpuRank
 from quire.runtime.executor.multi_rank_executor import MultiRankExecutor
-from quire.runtime.executor.rank_messages import Bitmasks, FromRank, LoadAdapter, StepDone, Stop, ToRanks, fingerprint
+from quire.runtime.executor.rank_messages import Bitmasks, FromRank, StepDone, Stop, ToRanks, fingerprint
 from quire.runtime.executor.rank_processes import RankProcesses
 from quire.runtime.worker.worker import Worker
 from tests.checkpoints import VOCAB_SIZE, make_llama

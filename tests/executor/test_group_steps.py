@@ -65,6 +65,8 @@ class Engine:
         for thread in self._threads:
             thread.join(20)
             assert not thread.is_alive(), "it waits for ever"
+        for messages in self.messages:
+            messages.close()
 
 
 @pytest.mark.parametrize("tp", [1, 2])

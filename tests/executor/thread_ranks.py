@@ -15,16 +15,17 @@ from quire.compute.collectives.shared_memory import shared_memory_collectives
 from quire.compute.mesh import mesh_of
 from quire.foundation.clock import Clock
 from quire.foundation.config import Config
-from quire.foundation.messages.workers import DeviceLimits, Plan, Result, TokenBitmasks
+from quire.foundation.messages.workers import DeviceLimits, Order, Plan, Result, TokenBitmasks
 from quire.foundation.processes.launch import GroupEnds
 from quire.foundation.processes.pipe_lines import wait_readable
 from quire.foundation.processes.shared_memory import SharedMemory
 from quire.models.spec import read_spec
 from quire.planning.kv_cache_plan import NumBlocks
+from quire.planning.state_memory import smallest_number_of_states
 from quire.runtime.executor.cpu_rank import GroupSteps, RankSteps, engine_group, stage_links
-from quire.runtime.executor.rank_answers import RankAdapters
+from quire.runtime.executor.rank_answers import RankOrders
 from quire.runtime.executor.rank_links import StageRings
-from quire.runtime.executor.rank_messages import LoadAdapter, StepDone, Stop, ToRanks, fingerprint
+from quire.runtime.executor.rank_messages import StepDone, Stop, ToRanks, fingerprint
 from quire.runtime.worker.worker import Worker
 
 
@@ -57,7 +58,8 @@ class Messages:
 
 
 class ThreadRanks:
-    """Insists that all ranks sample the same tokens in each step. Not for steps that fail."""
+    """Insists that all ranks sample the same tokens in each step. What a rank raises, `start` or `collect` raises, and
+    there are no further steps then."""
 
     def __init__(self, config: Config, clock: Clock, group: GroupEnds | None = None) -> None:
         self._config, self._clock, self._group = config, clock, group
@@ -69,15 +71,16 @@ class ThreadRanks:
         self._said: list[queue.SimpleQueue[Any]] = [queue.SimpleQueue() for _ in range(self._ranks)]
         self._agree = threading.Barrier(self._ranks)
         self._offers: list[NumBlocks] = []
-        adapters = RankAdapters(self._ranks, self._tell_all, lambda: None, "rank {}".format)
-        self.adapters = adapters if config.lora.enable_lora else None
-        self._threads = [threading.Thread(target=self._run, args=(rank,)) for rank in range(self._ranks)]
+        self.orders = RankOrders(self._ranks, self._tell_all, lambda: None, "rank {}".format)
+        self._rings = StageRings(self._mesh, 1 << 16, config.scheduler.max_num_seqs or 0)
+        self._has_failed = False
+        # Daemons, since others may wait for ever for a rank that has failed.
+        self._threads = [threading.Thread(target=self._run, args=(rank,), daemon=True) for rank in range(self._ranks)]
 
     def start(self) -> DeviceLimits:
         self._spec = read_spec(self._config.model.model)
         size = memory_bytes(self._mesh, self._spec.vocab_size)
         self._memories = [SharedMemory(size) for _ in range(self._mesh.pp)]
-        self._rings = StageRings(self._mesh, 1 << 16, self._config.scheduler.max_num_seqs or 0)
         for thread in self._threads:
             thread.start()
         limits, *_ = [self._hear(rank) for rank in range(self._ranks)]
@@ -111,10 +114,13 @@ class ThreadRanks:
 
     def close(self) -> None:
         self._tell_all(Stop())
+        if self._has_failed:
+            return
         for thread, messages in zip(self._threads, self._messages, strict=True):
             if thread.is_alive():
                 thread.join()
             messages.close()
+        self._rings.close()
 
     def _tell_all(self, message: ToRanks) -> None:
         for messages in self._messages:
@@ -141,13 +147,10 @@ class ThreadRanks:
                 group.wait_until_all_serve()
             self._said[rank].put(limits)
             steps = RankSteps(worker, mesh, ends)
-            if worker.adapters is not None:
-                assert self.adapters is not None
-                worker.adapters.report_to(partial(self.adapters.take, rank))
+            worker.orders.report_to(partial(self.orders.take, rank))
             while not isinstance(message := (steps_of_all or inbox).receive(), Stop):
-                if isinstance(message, LoadAdapter):
-                    assert worker.adapters is not None
-                    worker.adapters.load(message.adapter, message.slot)
+                if isinstance(message, Order):
+                    worker.orders.post(message)
                     continue
                 assert isinstance(message, Plan)
                 said = steps.execute(message, self._masks[rank].get)
@@ -159,9 +162,13 @@ class ThreadRanks:
                 steps_of_all.leave()
             worker.close()
         except BaseException as error:
-            self._said[rank].put(error)
+            self._has_failed = True
+            for said_by_rank in self._said:  # whichever is listened to
+                said_by_rank.put(error)
+            self._agree.abort()
 
     def _agreed(self, blocks: NumBlocks) -> NumBlocks:
         self._offers.append(blocks)
         self._agree.wait(60)
-        return NumBlocks(min(each.device for each in self._offers), min(each.host for each in self._offers))
+        states = smallest_number_of_states(each.states for each in self._offers)
+        return NumBlocks(min(each.device for each in self._offers), min(each.host for each in self._offers), states)

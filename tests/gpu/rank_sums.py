@@ -24,7 +24,7 @@ from torch import Tensor
 
 from quire.compute.collectives import cards as cards_module
 from quire.compute.collectives.cards import Cards
-from quire.compute.collectives.rank_memory import Way, way_of
+from quire.compute.collectives.custom_all_reduce import Way, way_of
 from quire.compute.kernels.reference.quantized_rows import QuantizedRows
 from quire.compute.kernels.triton.norm import rms_norm, rms_norm_quantized
 from quire.compute.kernels.triton.ranks.pushed_norm import can_push_rows

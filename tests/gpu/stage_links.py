@@ -22,7 +22,7 @@ from torch import Tensor
 from quire.compute.collectives.card_stage_links import CardStageLinks, StreamSize
 from quire.compute.collectives.delta import Stream
 from quire.compute.mesh import Mesh
-from quire.runtime.worker.steps_in_flight import max_in_flight
+from quire.runtime.worker.async_scheduling import max_in_flight
 from tests.gpu.rank_sums import FileExchange, graph_of
 
 HIDDEN, SLOTS = 4_096, 513

@@ -24,6 +24,7 @@ from msgspec.structs import replace
 from triton.backends.compiler import GPUTarget
 
 from quire.compute.attention import triton as attention
+from quire.compute.attention import triton_latents
 from quire.compute.collectives import card_stage_links
 from quire.compute.kernels import dispatch
 from quire.compute.kernels.triton.attention import prefill_dense, prefill_split_kv
@@ -86,7 +87,7 @@ class FakeGpu:
         rank: int = 0,
     ) -> None:
         from quire.foundation.clock import SystemClock
-        from quire.models.rank_share import rank_share
+        from quire.models.rank_spec import rank_share
         from quire.models.spec import read_spec
         from quire.runtime.executor.card_ranks import reach_ranks
         from quire.runtime.worker import worker, worker_parts
@@ -111,7 +112,8 @@ class FakeGpu:
             logprobs_mode=mode,
             **({"enable_lora": True, "max_loras": ADAPTERS, "max_lora_rank": rank} if rank else {}),
         )
-        worker_parts.attention_backend = attention.TritonAttention
+        worker_parts.attention_backend = lambda kv, heads, *more: attention.TritonAttention(kv, heads[0], *more)
+        worker_parts.latent_attention_backend = triton_latents.TritonLatentAttention
         every = [b"\1" * 64] * self.mesh.size
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(

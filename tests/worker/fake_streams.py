@@ -12,7 +12,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from quire.runtime.worker import kv_transfer, worker
+from quire.runtime.worker import kv_tensors, kv_transfer
 from quire.runtime.worker.kv_transfer import GpuBlockTransfer
 
 
@@ -52,4 +52,4 @@ def use_gpu_transfer(patch: pytest.MonkeyPatch, pin: Callable[[int], Tensor], un
     use_fake_streams(patch)
     patch.setattr(kv_transfer, "pin_host_memory", pin)
     patch.setattr(kv_transfer, "unpin_host_memory", unpin)
-    patch.setattr(worker, "block_transfer", GpuBlockTransfer)
+    patch.setattr(kv_tensors, "block_transfer", GpuBlockTransfer)

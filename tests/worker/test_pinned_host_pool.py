@@ -114,7 +114,7 @@ def test_what_cannot_be_pinned_is_never_ready(parts: int, in_use: str, caplog: p
     assert len(pinner.threads) == parts + 1, "asked once more than it gave, and not again"
     ((level, text),) = [(record.levelname, record.getMessage()) for record in caplog.records]
     assert level == "WARNING"
-    assert f"{in_use} of --swap-space" in text
+    assert f"{in_use} for KV blocks" in text
     assert "out of memory" in text
     pool.close()
     assert pinner.open == 0

@@ -31,7 +31,7 @@ LONGEST = 200
 
 def attention(
     kv: KVView,
-    heads: int,
+    heads: list[int],
     max_rows: int,
     step_tokens: int,
     max_length: int,
@@ -50,7 +50,7 @@ def attention(
             ("qk_norm_rope_and_cache", "cuda"),
             "quire.compute.kernels.reference.rowwise_attention:qk_norm_rope_and_cache",
         )
-        return TritonAttention(kv, heads, max_rows, step_tokens, max_length, dtype, has_slopes)
+        return TritonAttention(kv, heads[0], max_rows, step_tokens, max_length, dtype, has_slopes)
 
 
 @pytest.fixture(autouse=True)

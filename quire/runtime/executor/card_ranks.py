@@ -14,10 +14,10 @@ from quire.compute.mesh import Mesh
 from quire.foundation.config import Config
 from quire.models.spec import spec_of
 from quire.planning.step_limits import StepLimits
+from quire.runtime.worker.async_scheduling import max_in_flight
 from quire.runtime.worker.graph_shapes import MAX_ROWS
 from quire.runtime.worker.kv_tensors import DENSE
 from quire.runtime.worker.stage_tokens import StageTokens
-from quire.runtime.worker.steps_in_flight import max_in_flight
 
 
 class CardRanks(NamedTuple):

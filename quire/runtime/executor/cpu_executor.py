@@ -16,8 +16,9 @@ from quire.foundation.clock import Clock
 from quire.foundation.config import Config, environment
 from quire.foundation.messages.workers import DeviceLimits, MaskedDrafts, Plan, Result, TokenBitmasks
 from quire.foundation.processes.garbage import no_collection
-from quire.runtime.executor.executor import AdapterLoader, FaultHook, no_faults
-from quire.runtime.worker.steps_in_flight import MAX_STEPS_IN_FLIGHT
+from quire.runtime.executor.executor import FaultHook, no_faults
+from quire.runtime.worker.async_scheduling import MAX_STEPS_IN_FLIGHT
+from quire.runtime.worker.orders import WorkerOrders
 
 if TYPE_CHECKING:
     from quire.runtime.worker.worker import Worker
@@ -29,13 +30,17 @@ class CpuExecutor:
     """One worker in one thread.
 
     A step that raises is the last, since its work may be half done: `collect` raises its error for it and for every
-    later step. Masked rows are computed like others; the thread waits for their bitmasks before it samples.
+    later step. Masked rows are computed like others; the thread waits for their bitmasks before it samples. Host blocks
+    lie in `host_memory`; None: in memory of this process.
     """
 
     max_in_flight = MAX_STEPS_IN_FLIGHT
 
-    def __init__(self, config: Config, clock: Clock, fault: FaultHook = no_faults) -> None:
+    def __init__(
+        self, config: Config, clock: Clock, fault: FaultHook = no_faults, host_memory: memoryview | None = None
+    ) -> None:
         self._config = config
+        self._host_memory = host_memory
         self._clock = clock
         self._fault = fault
         self._plans: queue.SimpleQueue[Plan | None] = queue.SimpleQueue()
@@ -43,7 +48,7 @@ class CpuExecutor:
         self._results: queue.SimpleQueue[Result | MaskedDrafts | BaseException] = queue.SimpleQueue()
         self._started: queue.SimpleQueue[DeviceLimits | BaseException] = queue.SimpleQueue()
         self._thread = threading.Thread(target=self._run, name="worker", daemon=True)
-        self.adapters: AdapterLoader | None = None
+        self.orders = WorkerOrders()
 
     def start(self) -> DeviceLimits:
         self._thread.start()
@@ -83,7 +88,7 @@ class CpuExecutor:
         except BaseException as error:
             self._started.put(error)
             return
-        self.adapters = worker.adapters
+        self.orders = worker.orders
         self._started.put(device_limits)
         failure: BaseException | None = None
         while (plan := self._plans.get()) is not None:
@@ -105,6 +110,7 @@ class CpuExecutor:
 
             imported = self._clock.now() - began
             worker = Worker(self._config, self._clock)
+            worker.host_memory = self._host_memory
             limits = worker.load()
         startup = {"import": imported, **limits.startup}
         return worker, msgspec.structs.replace(limits, startup=startup, masked_drafts=True)

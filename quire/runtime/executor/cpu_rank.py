@@ -23,15 +23,15 @@ from quire.compute.mesh import Mesh
 from quire.errors import EngineDeadError
 from quire.foundation.clock import SystemClock
 from quire.foundation.config import Config
-from quire.foundation.messages.workers import Plan, Result, TokenBitmasks
+from quire.foundation.messages.workers import Order, Plan, Result, TokenBitmasks
 from quire.foundation.processes.launch import GroupEnds, RankLaunch, StageEnds
 from quire.foundation.processes.shared_memory import SharedMemory
 from quire.models.spec import spec_of
 from quire.runtime.executor.message_ring import MessageReader, MessageWriter
 from quire.runtime.executor.rank_links import max_unread, open_reader, open_writer
-from quire.runtime.executor.rank_messages import Bitmasks, LoadAdapter, StepDone, Stop, ToRanks, fingerprint
+from quire.runtime.executor.rank_messages import Bitmasks, StepDone, Stop, ToRanks, fingerprint
+from quire.runtime.worker.async_scheduling import SampledSteps
 from quire.runtime.worker.kv_tensors import DENSE
-from quire.runtime.worker.steps_in_flight import SampledSteps
 from quire.runtime.worker.worker import Worker
 
 if TYPE_CHECKING:
@@ -55,17 +55,15 @@ def run(config: Config, mesh: Mesh, own: RankLaunch, channel: EngineChannel, imp
         group.wait_until_all_serve()
         inbox = GroupSteps(channel, ranks, mesh.tp, group)
     steps = RankSteps(worker, mesh, own.stage)
-    if (adapters := worker.adapters) is not None:
-        adapters.report_to(channel.send)
+    worker.orders.report_to(channel.send)
     startup = {"import": imported, **limits.startup}
     startup["kernels"] += compiled
     channel.send(msgspec.structs.replace(limits, startup=startup))
     while not isinstance(message := inbox.receive(), Stop):
         if isinstance(message, Bitmasks):
             continue  # the ranks that sample have asked for it
-        if isinstance(message, LoadAdapter):
-            assert adapters is not None, "--enable-lora was not given"
-            adapters.load(message.adapter, message.slot)
+        if isinstance(message, Order):
+            worker.orders.post(message)
             continue
         assert isinstance(message, Plan)
         said = steps.execute(message, channel.bitmasks)
@@ -150,7 +148,7 @@ class TokenArrivals:
 
 def without_samples(plan: Plan) -> Plan:
     """The plan as an earlier stage runs it: nothing is sampled or reported."""
-    return msgspec.structs.replace(plan, sampled_rows=[], masked=[], prompt_logprobs_rows=[])
+    return msgspec.structs.replace(plan, sampled_rows=[], masked=[], prompt_logprobs_rows=[], pooled_rows=[])
 
 
 class MessageSink:

@@ -13,8 +13,6 @@ import sys
 import threading
 from pathlib import Path
 
-import numpy  # noqa: F401 (see begin_loading)
-
 from quire.foundation.config import environment
 
 
@@ -24,6 +22,8 @@ def begin_loading() -> None:
     The linker's lock is held all the time, so modules with libraries of their own wait. numpy has most of them, and is
     imported before.
     """
+    import numpy  # noqa: F401
+
     if "torch" in sys.modules or (library := _library()) is None:
         return
     environment.limit_openmp_spinning()
@@ -39,6 +39,11 @@ def open_context() -> None:
     device, context = ctypes.c_int(), ctypes.c_void_p()
     if driver.cuInit(0) == 0 and driver.cuDeviceGet(ctypes.byref(device), 0) == 0:
         driver.cuDevicePrimaryCtxRetain(ctypes.byref(context), device)
+
+
+def torch_is_for_cpus() -> bool:
+    """Whether torch is installed and was built for CPUs only. Does not import it."""
+    return _library() is not None
 
 
 def _library() -> Path | None:

@@ -9,8 +9,15 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Protocol
 
-from quire.foundation.messages.to_engine import Adapter
-from quire.foundation.messages.workers import AdapterLoaded, DeviceLimits, MaskedDrafts, Plan, Result, TokenBitmasks
+from quire.foundation.messages.workers import (
+    DeviceLimits,
+    MaskedDrafts,
+    Order,
+    OrderDone,
+    Plan,
+    Result,
+    TokenBitmasks,
+)
 
 FaultHook = Callable[[str, int], None]
 """Called with the name of a point (`submit`, `execute`, `collect`) and the step; a test makes it raise or wait."""
@@ -20,26 +27,35 @@ def no_faults(point: str, step: int) -> None:
     """The hook of real runs."""
 
 
-class AdapterLoader(Protocol):
-    """Brings adapters to slots of an executor's devices, beside the steps. A worker's is the DeviceAdapterLoader."""
+class Orders(Protocol):
+    """Work of an executor's workers beside the steps: it is posted, runs in all of them, and is done once."""
 
-    def load(self, adapter: Adapter, slot: int) -> None:
-        """Begin to load an adapter into a slot, from 1, that no plan in flight uses.
+    def post(self, order: Order) -> None:
+        """Begin this work, without waiting for it. Orders of one kind are done in the order in which they are
+        posted."""
 
-        Slot 0 means: only read the files, to see whether they serve and what their digest is. If the adapter has a
-        digest, files with another one are refused.
-        """
+    def done(self) -> list[OrderDone]:
+        """The answers to orders that were done, or refused, since the last call."""
 
-    def loaded(self) -> list[AdapterLoaded]:
-        """The adapters that were loaded or refused since the last call."""
+
+class NoOrders:
+    """The Orders of an executor without workers."""
+
+    def post(self, order: Order) -> None:
+        """Refuse: nobody would do it."""
+        raise AssertionError("no worker takes orders")
+
+    def done(self) -> list[OrderDone]:
+        """Return nothing."""
+        return []
 
 
 class Executor(Protocol):
     """Runs plans in the order they are submitted."""
 
     @property
-    def adapters(self) -> AdapterLoader | None:
-        """What loads adapters, in a started executor; None: no adapters are served."""
+    def orders(self) -> Orders:
+        """What does work beside the steps, in a started executor."""
 
     @property
     def max_in_flight(self) -> int:

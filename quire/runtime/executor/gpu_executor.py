@@ -30,12 +30,12 @@ from quire.foundation.processes.garbage import no_collection
 from quire.planning.kv_cache_plan import NumBlocks
 from quire.runtime.executor.early_loading import open_context
 from quire.runtime.executor.executor import FaultHook, no_faults
+from quire.runtime.worker.async_scheduling import MAX_STEPS_IN_FLIGHT
 from quire.runtime.worker.startup.threads import cpu_quota
-from quire.runtime.worker.steps_in_flight import MAX_STEPS_IN_FLIGHT
 
 if TYPE_CHECKING:
     from quire.compute.kernels.triton.launching.precompiler import Precompiler
-    from quire.models.lora.loader import DeviceAdapterLoader
+    from quire.runtime.worker.orders import WorkerOrders
     from quire.runtime.worker.step_handle import StepHandle
     from quire.runtime.worker.worker import Worker
 
@@ -84,9 +84,9 @@ class GpuExecutor:
         self._worker: Worker | None = None
 
     @property
-    def adapters(self) -> DeviceAdapterLoader | None:
+    def orders(self) -> WorkerOrders:
         assert self._worker is not None, "not started, or closed"
-        return self._worker.adapters
+        return self._worker.orders
 
     def start(self) -> DeviceLimits:
         began = self._clock.now()

@@ -14,20 +14,10 @@ from quire.compute.collectives.layout import LINE
 from quire.compute.mesh import Mesh
 from quire.foundation.clock import SystemClock
 from quire.foundation.config import Config
-from quire.foundation.messages.workers import Plan, Result, TokenBitmasks
+from quire.foundation.messages.workers import Order, Plan, Profile, Profiled, Result, TokenBitmasks
 from quire.foundation.processes.shared_memory import SharedMemory
 from quire.runtime.executor.gpu_executor import POLL_S, GpuExecutor, GpuRanks
-from quire.runtime.executor.rank_messages import (
-    BeginProfile,
-    Bitmasks,
-    EndProfile,
-    LoadAdapter,
-    Profiled,
-    StepDone,
-    Stop,
-    ToRanks,
-    fingerprint,
-)
+from quire.runtime.executor.rank_messages import Bitmasks, StepDone, Stop, ToRanks, fingerprint
 
 if TYPE_CHECKING:
     from quire.runtime.executor.rank_process import EngineChannel
@@ -52,8 +42,8 @@ class GpuRank:
     def run(self) -> None:
         """Load a part of the model, then run plans. A failed step is the end: the others wait for this rank's part."""
         limits = self._executor.start()
-        if (adapters := self._executor.adapters) is not None:
-            adapters.report_to(self._channel.send)
+        self._executor.orders.report_to(self._channel.send)
+        self._executor.orders.serve(Profile, self._profile_kernels)
         self._channel.send(limits)
         while not isinstance(message := self._next_message(), Stop):
             if message is None:
@@ -74,27 +64,23 @@ class GpuRank:
         if isinstance(message, Bitmasks):
             self._bitmasks[message.step] = message
             return
-        if isinstance(message, LoadAdapter):
-            adapters = self._executor.adapters
-            assert adapters is not None, "--enable-lora was not given"
-            adapters.load(message.adapter, message.slot)
-            return
-        if isinstance(message, BeginProfile | EndProfile):
-            self._profile_kernels(begins=isinstance(message, BeginProfile))
+        if isinstance(message, Order):
+            self._executor.orders.post(message)
             return
         assert isinstance(message, Plan), message
         self._plans.append(message)
 
-    def _profile_kernels(self, *, begins: bool) -> None:
-        """Begin or end a profile, while no step is in flight."""
+    def _profile_kernels(self, order: Profile) -> None:
         from quire.runtime.worker.kernel_profile import KernelProfile  # torch's profiler takes time to import
 
-        if begins:
+        kernels = []
+        if order.begins:
             self._profile = KernelProfile()
         else:
             assert self._profile is not None, "no profile was begun"
-            self._channel.send(Profiled(self._profile.end()))
+            kernels.append(self._profile.end())
             self._profile = None
+        self._executor.orders.report(Profiled(kernels))
 
     def _submit_plans(self) -> None:
         """Submit as many plans as may be in flight, but in all stages no plan behind a masked step before its bitmasks

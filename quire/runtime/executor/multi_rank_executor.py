@@ -16,26 +16,24 @@ from quire.compute.mesh import Mesh, mesh_of
 from quire.errors import EngineDeadError
 from quire.foundation.clock import Clock
 from quire.foundation.config import Config
-from quire.foundation.messages.workers import AdapterLoaded, DeviceLimits, Plan, Result, TokenBitmasks
+from quire.foundation.messages.workers import DeviceLimits, OrderDone, Plan, Profile, Profiled, Result, TokenBitmasks
 from quire.foundation.processes.launch import GroupEnds
+from quire.planning.state_memory import smallest_number_of_states
 from quire.runtime.executor.executor import FaultHook, no_faults
 from quire.runtime.executor.nodes.head_ranks import Ranks, start_ranks
-from quire.runtime.executor.rank_answers import RankAdapters, StageProgress
+from quire.runtime.executor.rank_answers import RankOrders, StageProgress
 from quire.runtime.executor.rank_messages import (
-    BeginProfile,
     Bitmasks,
     Blocks,
-    EndProfile,
     FromRank,
     Offer,
     Offers,
-    Profiled,
     StepDone,
     Stop,
     ToRanks,
     fingerprint,
 )
-from quire.runtime.worker.steps_in_flight import max_in_flight
+from quire.runtime.worker.async_scheduling import max_in_flight
 
 T = TypeVar("T")
 _LOOK_S = 0.5
@@ -65,16 +63,13 @@ class MultiRankExecutor:
         self._ranks: Ranks | None = None
         self._failure: BaseException | None = None
         self._results: deque[Result] = deque()
-        self._profiles: dict[int, dict[str, tuple[float, int]]] = {}  # by rank
         self._sampled: dict[int, int] = {}  # by step, the fingerprint of what was sampled
         self._mesh = mesh_of(config.parallel)
         self._on_gpus = config.device.device == "cuda"
         self._ready_host_blocks = [0] * self._mesh.size
         self._reported_host_blocks = 0
         self._stages = StageProgress(self._mesh, config.parallel.distributed_timeout_seconds, clock)
-        self.adapters = (
-            RankAdapters(self._mesh.size, self._broadcast, self.check, self._name) if config.lora.enable_lora else None
-        )
+        self.orders = RankOrders(self._mesh.size, self._broadcast, self.check, self._name)
 
     @property
     def max_in_flight(self) -> int:
@@ -93,7 +88,8 @@ class MultiRankExecutor:
             for _ in range(exchanges_of(self._mesh) if self._on_gpus else 0):
                 self._ranks.broadcast(Offers([offer.data for offer in self._from_all(Offer, "reach its GPU")]))
             blocks = self._from_all(Blocks, "read its weights")
-            of_all = Blocks(min(each.device for each in blocks), min(each.host for each in blocks))
+            states = smallest_number_of_states(each.states for each in blocks)
+            of_all = Blocks(min(each.device for each in blocks), min(each.host for each in blocks), states)
             self._ranks.broadcast(of_all)
             limits = self._from_all(DeviceLimits, "become ready")[0]
             return msgspec.structs.replace(limits, masked_drafts=False)  # nobody passes on what ranks propose
@@ -134,13 +130,19 @@ class MultiRankExecutor:
         """Return by rank what `KernelProfile` counts while `run` submits plans and collects all their results in this
         thread."""
         assert self._on_gpus and self._ranks is not None, "ranks on GPUs are profiled, once they have started"
-        self._profiles.clear()
-        self._broadcast(BeginProfile())
+        self._profile(begins=True)
         run()
-        self._broadcast(EndProfile())
-        while len(self._profiles) < self._ranks.number:
+        return self._profile(begins=False)
+
+    def _profile(self, *, begins: bool) -> list[dict[str, tuple[float, int]]]:
+        """Order a profile of all ranks, and wait for what they say."""
+        assert self._ranks is not None
+        self.orders.post(Profile(begins))
+        while not (done := self.orders.done()):
             self._take(self._ranks.receive(_LOOK_S))
-        return [self._profiles[rank] for rank in range(self._ranks.number)]
+        (profiled,) = done
+        assert isinstance(profiled, Profiled), "adapters are loaded meanwhile"
+        return profiled.kernels
 
     def close(self) -> None:
         """Wait for what is running, unless there was a failure, and end all ranks."""
@@ -184,19 +186,15 @@ class MultiRankExecutor:
             self._failure = error
 
     def _take(self, received: Iterable[tuple[int, FromRank]]) -> None:
-        """Take in results, what other ranks have sampled in the same steps, adapters, and profiles.
+        """Take in results, what other ranks have sampled in the same steps, and orders that are done.
 
         Raises:
             EngineDeadError: Ranks have sampled different tokens.
         """
         assert self._ranks is not None
         for rank, message in received:
-            if isinstance(message, AdapterLoaded):
-                assert self.adapters is not None, "nobody has asked for adapters"
-                self.adapters.take(rank, message)
-                continue
-            if isinstance(message, Profiled):
-                self._profiles[rank] = message.kernels
+            if isinstance(message, OrderDone):
+                self.orders.take(rank, message)
                 continue
             if isinstance(message, Result):
                 self._results.append(self._with_blocks_of_all(rank, message))

@@ -1,13 +1,12 @@
-"""What the engine learns from all ranks that divide a model: which adapters they have loaded, and how far each is.
+"""What the engine learns from all ranks that divide a model: which orders they have done, and how far each is.
 
-The engine decides which adapter goes to which slot, and tells all ranks in the order of the plans; each rank reads the
-files and keeps its part. Within a stage, ranks see themselves who keeps them waiting; between stages only the engine
-does.
+The engine tells all ranks in the order of the plans; of an adapter, say, each rank reads the files and keeps its part.
+Within a stage, ranks see themselves who keeps them waiting; between stages only the engine does.
 """
 
 from __future__ import annotations
 
-from collections import deque
+from collections import defaultdict, deque
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
@@ -15,16 +14,14 @@ import msgspec
 
 from quire.compute.mesh import Mesh
 from quire.foundation.clock import Clock
-from quire.foundation.messages.to_engine import Adapter
-from quire.foundation.messages.workers import AdapterLoaded, Plan
-from quire.runtime.executor.rank_messages import LoadAdapter
+from quire.foundation.messages.workers import AdapterLoaded, Order, OrderDone, Plan, Profiled
 
 PATIENCE_S = 60.0
 """How long a stage may take for a step by default."""
 
 
-class RankAdapters:
-    """An AdapterLoader for ranks that divide one model: an adapter is loaded once all of them have loaded it.
+class RankOrders:
+    """The Orders of ranks that divide one model: an order is done once all of them have done it.
 
     Args:
         ranks: How many ranks there are.
@@ -36,34 +33,42 @@ class RankAdapters:
     def __init__(
         self,
         ranks: int,
-        broadcast: Callable[[LoadAdapter], None],
+        broadcast: Callable[[Order], None],
         listen: Callable[[], None],
         name: Callable[[int], str],
     ) -> None:
         self._broadcast = broadcast
         self._listen = listen
         self._name = name
-        self._answers: list[deque[AdapterLoaded]] = [deque() for _ in range(ranks)]
-        self._loading = 0
+        self._answers: defaultdict[type, list[deque[OrderDone]]] = defaultdict(lambda: [deque() for _ in range(ranks)])
+        self._owed = 0
 
-    def load(self, adapter: Adapter, slot: int) -> None:
-        self._loading += 1
-        self._broadcast(LoadAdapter(adapter, slot))
+    def post(self, order: Order) -> None:
+        self._owed += 1
+        self._broadcast(order)
 
-    def take(self, rank: int, answer: AdapterLoaded) -> None:
-        """Take in a rank's answer. Each rank answers in the order in which it was told."""
-        self._answers[rank].append(answer)
+    def take(self, rank: int, answer: OrderDone) -> None:
+        """Take in a rank's answer. Each rank answers orders of one kind in the order in which it was told."""
+        self._answers[type(answer)][rank].append(answer)
 
-    def loaded(self) -> list[AdapterLoaded]:
-        done: list[AdapterLoaded] = []
-        if self._loading:
+    def done(self) -> list[OrderDone]:
+        done: list[OrderDone] = []
+        if self._owed:
             self._listen()
-            while all(self._answers):
-                done.append(self._agreed([answers.popleft() for answers in self._answers]))
-            self._loading -= len(done)
+            for of_ranks in self._answers.values():
+                while all(of_ranks):
+                    done.append(self._agreed([answers.popleft() for answers in of_ranks]))
+            self._owed -= len(done)
         return done
 
-    def _agreed(self, answers: Sequence[AdapterLoaded]) -> AdapterLoaded:
+    def _agreed(self, answers: Sequence[OrderDone]) -> OrderDone:
+        """Sum up what all ranks say of one order."""
+        loaded = [answer for answer in answers if isinstance(answer, AdapterLoaded)]
+        if loaded:
+            return self._agreed_adapter(loaded)
+        return Profiled([kernels for answer in answers if isinstance(answer, Profiled) for kernels in answer.kernels])
+
+    def _agreed_adapter(self, answers: Sequence[AdapterLoaded]) -> AdapterLoaded:
         """Sum up what all ranks say of one adapter: it is loaded if it is in all of them, with the same contents."""
         first = answers[0]
         failed = [(rank, answer) for rank, answer in enumerate(answers) if answer.error]

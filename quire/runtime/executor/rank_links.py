@@ -13,7 +13,6 @@ import socket
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import chain
 from typing import Literal, NamedTuple
 
 from quire.compute.mesh import Mesh
@@ -176,8 +175,10 @@ class StageRings:
 
     def close(self) -> None:
         """Close the rings here, once the ranks have them."""
-        for fd in chain((memory.descriptor for memory in self._memories), self._bells):
-            os.close(fd)
+        for memory in self._memories:
+            memory.close_descriptor()
+        for bell in self._bells:
+            os.close(bell)
 
     def _ring(self, size: int, readers: int) -> RingEnd:
         memory, bells = SharedMemory(ring_bytes(readers, size)), [os.eventfd(0) for _ in range(readers)]

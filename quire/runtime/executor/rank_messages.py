@@ -6,15 +6,16 @@ import zlib
 
 import msgspec
 
-from quire.foundation.messages.to_engine import Adapter
-from quire.foundation.messages.workers import AdapterLoaded, DeviceLimits, Plan, Result
+from quire.foundation.messages.workers import DeviceLimits, Order, OrderDone, Plan, Result
 
 
 class Blocks(msgspec.Struct, frozen=True, array_like=True, tag=True):
-    """KV blocks on the device and on the host that a rank has room for, or, in return, that all ranks get."""
+    """KV blocks on the device and on the host, and states, that a rank has room for, or, in return, that all ranks
+    get."""
 
     device: int
     host: int
+    states: int = 0
 
 
 class Offer(msgspec.Struct, frozen=True, array_like=True, tag=True):
@@ -37,27 +38,6 @@ class Bitmasks(msgspec.Struct, frozen=True, array_like=True, tag=True):
     bits: list[bytes]
 
 
-class LoadAdapter(msgspec.Struct, frozen=True, array_like=True, tag=True):
-    """Tells ranks to load an adapter to a slot. Each answers with AdapterLoaded, in the order in which it was told."""
-
-    adapter: Adapter
-    slot: int
-
-
-class BeginProfile(msgspec.Struct, frozen=True, array_like=True, tag=True):
-    """Tells ranks to count and time kernels from now on."""
-
-
-class EndProfile(msgspec.Struct, frozen=True, array_like=True, tag=True):
-    """Tells ranks to stop counting and timing kernels."""
-
-
-class Profiled(msgspec.Struct, frozen=True, array_like=True, tag=True):
-    """What a rank's kernels took, as runtime/worker/kernel_profile.py counts it."""
-
-    kernels: dict[str, tuple[float, int]]
-
-
 class Stop(msgspec.Struct, frozen=True, array_like=True, tag=True):
     """Tells ranks that there is no more to do."""
 
@@ -76,8 +56,8 @@ class StepDone(msgspec.Struct, frozen=True, array_like=True, tag=True):
     ready_host_blocks: int = 0
 
 
-ToRanks = Plan | BeginProfile | Bitmasks | Blocks | EndProfile | LoadAdapter | Offers | Stop
-FromRank = AdapterLoaded | Blocks | DeviceLimits | Offer | Profiled | Result | StepDone
+ToRanks = Plan | Bitmasks | Blocks | Offers | Order | Stop
+FromRank = Blocks | DeviceLimits | Offer | OrderDone | Result | StepDone
 
 
 def fingerprint(result: Result) -> int:

@@ -81,11 +81,11 @@ class EngineChannel:
         return offers.data
 
     def agree(self, blocks: NumBlocks) -> NumBlocks:
-        """Say how many KV blocks this rank has room for; returns how many all ranks get."""
+        """Say how many KV blocks and states this rank has room for; returns how many all ranks get."""
         self.send(Blocks(*blocks))
         of_all = self.receive()
         assert isinstance(of_all, Blocks)
-        return NumBlocks(of_all.device, of_all.host)
+        return NumBlocks(of_all.device, of_all.host, of_all.states)
 
     def bitmasks(self) -> TokenBitmasks:
         """Wait for the bitmasks of the step that is running. They come in the order of plans, each once."""

@@ -6,7 +6,6 @@ Each rank that is lost is an EngineDeadError that names it. Knows nothing about 
 from __future__ import annotations
 
 import logging
-import os
 import selectors
 import signal
 import socket
@@ -102,7 +101,7 @@ class RankProcesses:
         for rank in self._here:
             self._start(config, rank, ring, rings)
         for memory in (ring, *self._memories):
-            os.close(memory.descriptor)
+            memory.close_descriptor()
         rings.close()
 
     def name(self, rank: int) -> str:

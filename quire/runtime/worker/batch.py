@@ -30,8 +30,8 @@ class Batch:
 
 class BatchBuffers:
     """Builds a step's batch in persistent buffers, and advances the slots' lengths. `by_length` says whether the
-    model's rope depends on a sequence's length. Without `device_tokens`, rows read only the token that their slot
-    sampled last."""
+    model's rope depends on a sequence's length, and `shifts` whether images shift positions. Without `device_tokens`,
+    rows read only the token that their slot sampled last."""
 
     def __init__(
         self,
@@ -40,12 +40,14 @@ class BatchBuffers:
         step_tokens: int,
         by_length: bool = False,
         device_tokens: DeviceTokens | None = None,
+        *,
+        shifts: bool = False,
     ) -> None:
         self._table = slots
         self._device_tokens = device_tokens
-        self._by_length = by_length
+        self._by_length = by_length or shifts
         self._prepare_inputs = kernel("prepare_inputs", slots.device.type)
-        self._sequence_lengths = kernel("sequence_lengths", slots.device.type)
+        self._sequence_lengths = kernel("shifted_positions" if shifts else "sequence_lengths", slots.device.type)
         tokens = max(max_rows, step_tokens)
         self._tokens, self._positions, self._slot_of_token = torch.zeros(
             (3, tokens), dtype=torch.int64, device=slots.device

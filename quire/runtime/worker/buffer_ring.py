@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import torch
 
+from quire.runtime.worker.async_scheduling import MAX_STEPS_IN_FLIGHT
 from quire.runtime.worker.host_memory import unowned_view
-from quire.runtime.worker.steps_in_flight import MAX_STEPS_IN_FLIGHT
 
 _COPY_PROGRAMS = 8
 """Number of programs of the kernel `copy_inputs_from_host`."""

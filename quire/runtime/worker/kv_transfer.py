@@ -5,6 +5,7 @@ This module does not know which sequences own the blocks.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -21,6 +22,10 @@ from quire.runtime.worker.staging_buffer import ZeroCopyColumns, to_device_memor
 
 STAGING_BYTES = 32 * 2**20
 """Size of each of the two buffers on the device through which blocks are swapped."""
+MEASURED_BYTES = 16 * 2**20
+"""Bytes that are loaded at the start to see how long that takes."""
+_MEASUREMENTS = 5
+"""So often that is measured: the quickest time is the one that nothing else has disturbed."""
 
 
 @dataclass(frozen=True)
@@ -63,6 +68,11 @@ class BlockTransfer:
     def prepare_host_pool(self) -> None:
         """Start to prepare the host pool's memory in the background. Called at the end of the start."""
 
+    def measure_load_ms(self) -> float:
+        """Return how many milliseconds it takes to load a block from the host; 0 where that is not measured. Called at
+        the end of the start, while no block holds anything."""
+        return 0.0
+
     def close(self) -> None:
         """Release the host pool's memory. No step may be in flight."""
 
@@ -78,6 +88,21 @@ class CpuBlockTransfer(BlockTransfer):
     @property
     def ready_host_blocks(self) -> int:
         return self._host.shape[1]
+
+    def measure_load_ms(self) -> float:
+        device_bytes = self._blocks[:, 0].numel() * self._blocks.element_size()
+        number = min(self._blocks.shape[1], self._host.shape[1], max(1, MEASURED_BYTES // max(1, device_bytes)))
+        if not number or not device_bytes:
+            return 0.0
+        pairs = [(number - 1 - place, place) for place in range(number)]
+        host = self._blocks[:, :number].clone()  # the host's own blocks may hold something already
+
+        def load_ms() -> float:
+            began = time.perf_counter()
+            _move(host, self._blocks, pairs)
+            return 1e3 * (time.perf_counter() - began) / number
+
+        return min(load_ms() for _ in range(_MEASUREMENTS))
 
     def apply(self, plan: Plan, moves: BlockMoves) -> None:
         if plan.swap_out:
@@ -109,6 +134,9 @@ class JoinedTransfer(BlockTransfer):
     def prepare_host_pool(self) -> None:
         for each in self._all:
             each.prepare_host_pool()
+
+    def measure_load_ms(self) -> float:
+        return sum(each.measure_load_ms() for each in self._all)
 
     def close(self) -> None:
         for each in self._all:

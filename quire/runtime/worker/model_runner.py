@@ -18,6 +18,7 @@ steps:
 - `SlotTable`: each sequence's length, last token, counters, block tables, sampling parameters, token counts for
   penalties, and drafts that only the device knows;
 - the KV cache: keys and values, which attention reads and writes and `BlockTransfer` moves;
+- `StateTensors`: states of sequences, in models whose layers keep any;
 - `ModelStates`: states that a draft head reads;
 - `StepStager`: staged columns of steps with drafts that may come again;
 - the worker's `AdaptiveDrafter`: what drafts are proposed from, and how many of them pay.
@@ -27,6 +28,9 @@ All other buffers are reused.
 
 from __future__ import annotations
 
+from dataclasses import replace
+
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -38,15 +42,21 @@ from quire.models.lora.updates import LowRankUpdates
 from quire.models.model import Model
 from quire.planning.step_limits import StepLimits
 from quire.runtime.worker.adapter_rows import AdapterRows
+from quire.runtime.worker.async_scheduling import MAX_STEPS_IN_FLIGHT
 from quire.runtime.worker.batch import Batch, BatchBuffers
 from quire.runtime.worker.buffer_ring import BufferRing
 from quire.runtime.worker.graph_shapes import MAX_ROWS, MAX_SHORT_TOKENS, ShortSteps
 from quire.runtime.worker.host_batch import HostBatch
+from quire.runtime.worker.host_memory import upload
 from quire.runtime.worker.kv_transfer import BlockTransfer
+from quire.runtime.worker.media import MediaEncoder, with_axes
+from quire.runtime.worker.pooling import Pooler
 from quire.runtime.worker.replay import CudaGraphs, Replayable
 from quire.runtime.worker.sampling.logprobs import LogprobsMode, PromptLogprobs
 from quire.runtime.worker.sampling.sampler import Sampler
 from quire.runtime.worker.slot_table import SlotTable
+from quire.runtime.worker.sources import SlotSources
+from quire.runtime.worker.speculation.draft_states import DraftStates
 from quire.runtime.worker.speculation.draft_steps import DeviceTokens
 from quire.runtime.worker.speculation.hidden_states import StepStates
 from quire.runtime.worker.speculation.step_drafts import StepDrafts
@@ -54,14 +64,16 @@ from quire.runtime.worker.speculation.synthetic_acceptance import SyntheticAccep
 from quire.runtime.worker.speculation.verification import Verifier
 from quire.runtime.worker.stage_tokens import StageTokens
 from quire.runtime.worker.staging_buffer import StagingBuffer
+from quire.runtime.worker.state_tensors import StateTensors
 from quire.runtime.worker.step import Step, StepKey, StepKind
-from quire.runtime.worker.step_handle import MaskedStepHandle, StepHandle, StepTimer, StepTimers
+from quire.runtime.worker.step_handle import MaskedStepHandle, PooledStepHandle, StepHandle, StepTimer, StepTimers
 from quire.runtime.worker.step_stager import StepStager, drafting_key, verified_key
-from quire.runtime.worker.steps_in_flight import MAX_STEPS_IN_FLIGHT
 
 _STAGED_ENTRIES = 10
 """Entries of the staging buffer per row and per token: the maximum for a step's columns, without changes of block
 tables and moves of blocks, which are uploaded separately if they do not fit."""
+_STATE_ENTRIES = 2
+"""Further entries of the staging buffer per row with states."""
 _TILE_ENTRIES = 19
 """Further entries of the staging buffer per row and per token with adapters, for tiles and expert slots."""
 
@@ -79,6 +91,12 @@ class ModelRunner:
         synthetic: Decides in place of the model which drafts are accepted; None: the model decides.
         device_tokens: Looks up tokens that only the device knows, for a draft model; a model that verifies makes its
             own.
+        pooler: Makes vectors and values of texts; None: nothing is asked for.
+        generates: Whether any row may be sampled.
+        media: Makes vectors of images; None: the model reads text alone, or another pipeline stage has the tower.
+        recurrent: The states of sequences; None if no layer keeps any.
+        shifts_positions: Whether images take fewer positions than they have tokens (M-RoPE).
+        sources: Admits sequences with what an encoder makes of what they bring; None: there is no encoder.
 
     Attributes:
         runs_ahead: Whether steps are only launched, so that the host may not know yet what they sample.
@@ -100,6 +118,12 @@ class ModelRunner:
         synthetic: SyntheticAcceptance | None = None,
         device_tokens: DeviceTokens | None = None,
         in_flight: int = MAX_STEPS_IN_FLIGHT,
+        pooler: Pooler | None = None,
+        generates: bool = True,
+        media: MediaEncoder | None = None,
+        recurrent: StateTensors | None = None,
+        shifts_positions: bool = False,
+        sources: SlotSources | None = None,
     ) -> None:
         rows, most = max(limits.rows, MAX_ROWS), max(limits.sampled, MAX_SHORT_TOKENS)
         ring = BufferRing(slots.device, in_flight)
@@ -112,11 +136,15 @@ class ModelRunner:
             short = ShortSteps.VERIFYING if verifies else ShortSteps.DRAFTING
         adapters = None if updates is None else AdapterRows(updates, on_gpu=slots.device.type != "cpu")
         entries = _STAGED_ENTRIES + (0 if updates is None else _TILE_ENTRIES)
+        entries += 0 if recurrent is None else _STATE_ENTRIES
         staging = StagingBuffer(entries * (rows + limits.tokens), ring)
 
         self.slots = slots
+        self._admit = slots.admit if sources is None else sources.admit
         self._model = model
         self._attention = attention
+        self._recurrent = recurrent
+        self._draft_states = None if recurrent is None else DraftStates(recurrent, slots)
         self._adapters = adapters
         self._states = states
         self._limits = limits
@@ -125,23 +153,28 @@ class ModelRunner:
         self._max_logprobs = slots.vocab_size if max_logprobs < 0 else min(max_logprobs, slots.vocab_size)
         self._kinds = (Adapted.NOTHING,) if adapters is None else adapters.recorded
         self._ring = ring
-        self._stager = StepStager(staging, slots, transfer, attention, adapters, stages, verifies=verifies)
-        self._batches = BatchBuffers(slots, rows, limits.tokens, by_length, device_tokens)
+        self._stager = StepStager(
+            staging, slots, transfer, attention, adapters, stages, verifies=verifies, states=self._draft_states
+        )
+        self._batches = BatchBuffers(slots, rows, limits.tokens, by_length, device_tokens, shifts=shifts_positions)
         self._replayable: Replayable = CudaGraphs(short)
         self._prompt_logprobs = PromptLogprobs(model, slots)
         self._take_rows = kernel("take_rows", slots.device.type)
         self._timers = StepTimers(slots.device, in_flight)
         self._sampler: Sampler | None = None
         self._verifier: Verifier | None = None
-        if model.has_logits:  # else a later stage of a pipeline samples
+        self._pooler = pooler
+        self._media = media
+        if model.has_logits and generates:  # else a later stage of a pipeline samples
             verified = max(limits.rows, MAX_SHORT_TOKENS) if limits.drafts else 0
             self._sampler = sampler = Sampler(
                 slots, max(limits.rows, most), logprobs_mode, ring, max_masked=most, stages=stages, rows=verified
             )
             if limits.drafts:
                 self._verifier = Verifier(
-                    slots, most, logprobs_mode, sampler.bitmasks, sampler.outputs, synthetic, runs_ahead=self.runs_ahead
-                )
+                    slots, most, logprobs_mode, sampler.bitmasks, sampler.outputs, synthetic, self._draft_states,
+                    runs_ahead=self.runs_ahead,
+                )  # fmt: skip
         self._keeps_verified = verifies and adapters is None
         self._masked_step: MaskedStepHandle | None = None
 
@@ -153,17 +186,21 @@ class ModelRunner:
         assert self._masked_step is None, "a step waits for its bitmasks"
         timer = self._timers.start()
         with torch.inference_mode():
-            self.slots.admit(plan.admitted)
+            self._admit(plan.admitted)
             if not plan.slots:
                 self._stager.stage_changes(plan)
                 return timer.stop(lambda ms: Result(plan.step, [], [], device_ms=ms))
             step = self._begin(plan, drafts, timer)
             self._stager.stage(step)
+            if self._draft_states is not None:
+                self._draft_states.begin(step)
             logits = self._forward(step)
+            if self._draft_states is not None and step.kind is not StepKind.VERIFY:
+                self._draft_states.settle(step)
             handle = self._end(step, logits)
         if isinstance(handle, MaskedStepHandle):
             self._masked_step = handle
-        return handle
+        return handle if step.vectors is None else PooledStepHandle(handle, step.vectors)
 
     def launch_drafting(self, plan: Plan, times: int = 1) -> None:
         """Launch a draft model's plan without new owners of slots `times` times; each repetition continues with the
@@ -188,7 +225,11 @@ class ModelRunner:
         """Make the step of a plan whose new slot owners are admitted: its rows, how it is replayed, and how it ends.
         The slots' `max_lengths` move behind the step."""
         key: StepKey = ()
-        if drafts and self._keeps_verified and not (plan.masked or plan.prompt_logprobs_rows):
+        if (
+            drafts
+            and self._keeps_verified
+            and not (plan.masked or plan.prompt_logprobs_rows or plan.pooled_rows or plan.media_rows)
+        ):
             key = verified_key(plan, drafts)
         step = self._begin_kept(key, plan, drafts, timer) if key and drafts else None
         if step is None:
@@ -213,7 +254,7 @@ class ModelRunner:
             step.kind, step.drafts = StepKind.VERIFY, drafts
         elif plan.sampled_rows and self._sampler is not None:
             step.kind = StepKind.SAMPLE
-        if not plan.prompt_logprobs_rows:
+        if not (plan.prompt_logprobs_rows or plan.pooled_rows or plan.media_rows):
             step.shape = self._replayable.covers(step)
         if step.kind is StepKind.VERIFY:
             self._begin_verifying(step)
@@ -244,6 +285,8 @@ class ModelRunner:
         contain this too. Returns logits [sampled, vocab], or unused hidden states if nothing is sampled."""
         inputs, (batch, hidden) = step.inputs, self._hidden(step)
         step.prompts = self._prompt_logprobs.launch(step.plan, step.host, batch, hidden)
+        if step.plan.pooled_rows and self._pooler is not None:
+            step.vectors = self._pooler.launch(step.plan, step.host, hidden)
         if not len(step.slots):
             return hidden
         logits = self._logits(hidden, inputs.logits_indices)
@@ -262,13 +305,23 @@ class ModelRunner:
         step.staged.copy_to_device()
         batch = self._batches.prepare(step.host, inputs)
         self._attention.prepare(batch.rows)
+        if self._recurrent is not None and inputs.state_rows is not None:
+            self._recurrent.by_layer.begin(inputs.state_rows, notes=step.kind is StepKind.VERIFY)
         if self._adapters is not None:
             self._adapters.begin(inputs.tiles, inputs.expert_slots)
         if self._states is not None:
             self._states.begin(batch, inputs)
         if self._stages is not None:
             self._stages.begin(inputs.stage_step)
-        return batch, self._model.hidden(batch.tokens, batch.positions, self._attention)
+        positions = batch.positions
+        if step.plan.token_types:
+            types = np.frombuffer(step.plan.token_types, dtype=np.uint8).astype(np.int64)
+            positions = replace(positions, types=upload(types, self.slots.device))
+        if step.plan.media_rows:
+            media = None if self._media is None else self._media.vectors_of(step.plan, step.host)
+            positions = with_axes(step.plan, step.host, positions)
+            return batch, self._model.hidden(batch.tokens, positions, self._attention, media)
+        return batch, self._model.hidden(batch.tokens, positions, self._attention)
 
     def _logits(self, hidden: Tensor, indices: Tensor | None) -> Tensor:
         """Return the logits [sampled, vocab] of the tokens at `indices`, or of all tokens."""
@@ -292,6 +345,8 @@ class ModelRunner:
 
     def _begin_verifying(self, step: Step) -> None:
         assert self._verifier is not None, "drafts where none were asked for, or of a stage that has no logits"
+        if self._draft_states is not None:
+            step.shape = None  # a replay leaves nothing to run again
         self._verifier.begin(step)
 
     def _adapted(self, host: HostBatch) -> Adapted:

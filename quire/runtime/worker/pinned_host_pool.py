@@ -93,7 +93,7 @@ class PinnedHostPool:
                 memory = self._pin(blocks * self._block_bytes)
             except RuntimeError as error:
                 ready, planned = (format_bytes(n * self._block_bytes) for n in (self.num_ready, self._num_blocks))
-                _log.warning("swap        only %s of %s of --swap-space is in use: %s", ready, planned, error)
+                _log.warning("host pool   only %s of %s for KV blocks is in use: %s", ready, planned, error)
                 return
             self._parts.append(memory.view(self._dtype).view(blocks, *self._shape))
             self.num_ready += blocks

@@ -8,6 +8,7 @@ belongs to no sequence, and pads batches.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from typing import NamedTuple
 
 import numpy as np
@@ -52,6 +53,7 @@ class HostSlotMirror:
         max_lengths: [slots] int64, the maximum number of tokens that each slot may have by now.
         prompt_logprobs: By slot, how many likeliest tokens are reported for each prompt token.
         adapters: [slots] int64, the index of each slot's adapter on the device, from 1; 0: no adapter.
+        states: [slots] int64, each slot's state, from 1; 0 in models without states, and of the dummy.
         owners: [slots] int64, the number of owners so far, which shows whether a result still belongs to the owner.
     """
 
@@ -59,6 +61,7 @@ class HostSlotMirror:
         self.max_lengths = np.zeros(slots, dtype=np.int64)
         self.prompt_logprobs: dict[int, int] = {}
         self.adapters = np.zeros(slots, dtype=np.int64)
+        self.states = np.zeros(slots, dtype=np.int64)
         self.owners = np.zeros(slots, dtype=np.int64)
         self._logprobs = np.full(slots, NO_LOGPROBS, dtype=np.int64)
         self._named: dict[int, list[int]] = {}  # tokens whose log probabilities are reported
@@ -68,6 +71,7 @@ class HostSlotMirror:
         self.max_lengths[slot] = owner.length
         self.owners[slot] += 1
         self.adapters[slot] = owner.adapter_slot
+        self.states[slot] = owner.state
         self._logprobs[slot] = NO_LOGPROBS if sampling.logprobs is None else sampling.logprobs
         self._named.pop(slot, None)
         if sampling.logprob_token_ids is not None:
@@ -91,13 +95,15 @@ class SlotTable:
         sequences: Number of sequences; slots 0 to sequences - 1 hold them, and one more is the dummy.
         blocks: Width of a block table, which is the number of blocks of the longest sequence.
         drafts: Maximum draft tokens of a row.
+        entries: For each KV group, how many entries of planes a block has; empty: one each. Tables name a block by its
+            first entry, which is its id if it has one.
 
     Attributes:
         drafts: [slots, drafts] int64, the draft tokens of each slot's next step, if the device proposes them.
         recent: [slots, drafts + 1] int64, the last sampled tokens, if the device verifies drafts.
         length, rope_length, last_token, seed, num_sampled, top_k: [slots] int64.
         temperature, top_p, min_p: [slots] float32.
-        tables: By KV group, [slots, blocks] int64 block ids.
+        tables: By KV group, [slots, blocks] int64, each block's place in the KV cache.
     """
 
     def __init__(
@@ -109,6 +115,7 @@ class SlotTable:
         device: torch.device,
         processors: Sequence[LogitsProcessor] = (),
         drafts: int = 0,
+        entries: Sequence[int] = (),
     ) -> None:
         slots = sequences + 1
         self.dummy = sequences
@@ -120,6 +127,7 @@ class SlotTable:
         self.length, self.rope_length, self.last_token, self.seed, self.num_sampled, self.top_k = self._ints  # as _INTS
         self.temperature, self.top_p, self.min_p = self._floats
         self.tables = self._tables.unbind()
+        self._places_of_blocks = _block_ids if set(entries) <= {1} else partial(_first_entries, tuple(entries))
         self.drafts = torch.zeros((slots, drafts), dtype=torch.int64, device=device)
         self.recent = torch.zeros((slots, drafts + 1), dtype=torch.int64, device=device)
         self._init_slots = kernel("init_slots", device.type)
@@ -165,9 +173,18 @@ class SlotTable:
         _, slots, blocks = self._tables.shape
         where = zip(plan.block_groups, plan.block_slots, plan.block_indices, strict=True)
         places = [(group * slots + slot) * blocks + index for group, slot, index in where]
-        entries = dict(zip(places, plan.block_ids, strict=True))  # of two entries of one place, the later counts
+        # Of two entries of one place, the later counts.
+        entries = dict(zip(places, self._places_of_blocks(plan), strict=True))
         new_places = np.fromiter(entries.keys(), np.int64, len(entries))
         return staging.add(new_places), staging.add(np.fromiter(entries.values(), np.int64, len(entries)))
+
+
+def _block_ids(plan: Plan) -> Sequence[int]:
+    return plan.block_ids
+
+
+def _first_entries(entries: tuple[int, ...], plan: Plan) -> Sequence[int]:
+    return [block * entries[group] for block, group in zip(plan.block_ids, plan.block_groups, strict=True)]
 
 
 def _new_owners(owners: Sequence[Admitted], vocab_size: int, staging: ZeroCopyColumns) -> tuple[Tensor, Tensor, Tensor]:

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from quire.compute.mesh import Mesh
 from quire.foundation.messages.workers import Plan
-from quire.runtime.worker.steps_in_flight import SampledSteps
+from quire.runtime.worker.async_scheduling import SampledSteps
 
 if TYPE_CHECKING:
     from quire.compute.collectives.card_stage_links import CardStageLinks

@@ -21,8 +21,10 @@ from quire.runtime.worker.step_handle import StepTimer
 
 if TYPE_CHECKING:
     from quire.compute.kernels.reference.lora import Tiles
+    from quire.compute.kernels.reference.state_inputs import StateRows
     from quire.runtime.worker.graph_shapes import GraphShape
     from quire.runtime.worker.host_batch import HostBatch
+    from quire.runtime.worker.pooling import Vectors
     from quire.runtime.worker.sampling.logprobs import LogprobsRequest, PromptsLogprobs
     from quire.runtime.worker.staging_buffer import StagedColumns
 
@@ -58,6 +60,7 @@ class StepInputs(NamedTuple):
         expert_slots: [tokens], the slot of the token's adapter if it changes experts, else 0; None if no adapter
             changes experts.
         stage_step: [1], the step's number for other stages of a pipeline; None without other stages.
+        state_rows: The rows as layers with states take them; None if no layer has any.
     """
 
     slots: Tensor
@@ -72,6 +75,7 @@ class StepInputs(NamedTuple):
     tiles: Tiles | None = None
     expert_slots: Tensor | None = None
     stage_step: Tensor | None = None
+    state_rows: StateRows | None = None
 
 
 @dataclass(slots=True)
@@ -96,6 +100,7 @@ class Step:
         masked: [masked], indices into `late` of the positions that wait for bitmasks.
         logprobs: The log probabilities to report of sampled tokens; None if none are asked for.
         prompts: Collects log probabilities of prompts; None if none are asked for.
+        vectors: Collects vectors of texts; None if none are asked for.
         inputs, staged: The columns on the device, and their copy to it. `stage` sets them, but no `inputs` in a step
             with `alike`.
         late_columns: What the device needs to sample `late`: in a SAMPLE step positions, slots and masked ones; in a
@@ -117,6 +122,7 @@ class Step:
     masked: IntArray = field(default_factory=lambda: NO_POSITIONS)
     logprobs: LogprobsRequest | None = None
     prompts: PromptsLogprobs | None = None
+    vectors: Vectors | None = None
     inputs: StepInputs = field(init=False)
     staged: StagedColumns = field(init=False)
     late_columns: Tensor | None = None

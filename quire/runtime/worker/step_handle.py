@@ -6,10 +6,11 @@ import itertools
 import time
 from collections.abc import Callable
 
+import msgspec
 import torch
 
-from quire.foundation.messages.workers import Result, TokenBitmasks
-from quire.runtime.worker.steps_in_flight import MAX_STEPS_IN_FLIGHT
+from quire.foundation.messages.workers import Result, TokenBitmasks, Vector
+from quire.runtime.worker.async_scheduling import MAX_STEPS_IN_FLIGHT
 
 
 class LaunchedStep:
@@ -63,7 +64,21 @@ class MaskedStepHandle:
         return self._whole.result()
 
 
-StepHandle = LaunchedStep | MaskedStepHandle
+class PooledStepHandle:
+    """A launched step whose result has vectors of texts as well, which `vectors` collects once the device is done."""
+
+    def __init__(self, step: StepHandle, vectors: Callable[[], list[Vector]]) -> None:
+        self._step = step
+        self._vectors = vectors
+        self.done: Callable[[], bool] = step.done
+        self.wait: Callable[[], None] = step.wait
+
+    def result(self) -> Result:
+        """Wait for the device and return the step's result. Called once."""
+        return msgspec.structs.replace(self._step.result(), vectors=self._vectors())
+
+
+StepHandle = LaunchedStep | MaskedStepHandle | PooledStepHandle
 Events = tuple[torch.cuda.Event, torch.cuda.Event]
 """The beginning and the end of a step on a stream."""
 

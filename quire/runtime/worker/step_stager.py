@@ -6,10 +6,13 @@ import numpy as np
 
 from quire.compute.attention.backend import AttentionBackend
 from quire.compute.attention.metadata import AttentionMetadata, IntArray
+from quire.compute.kernels.reference.state_inputs import StateRows
 from quire.foundation.messages.workers import Plan
 from quire.runtime.worker.adapter_rows import AdapterRows
+from quire.runtime.worker.host_batch import HostBatch
 from quire.runtime.worker.kv_transfer import BlockMoves, BlockTransfer
 from quire.runtime.worker.slot_table import SlotTable, SlotUpdates
+from quire.runtime.worker.speculation.draft_states import DraftStates
 from quire.runtime.worker.speculation.step_drafts import DraftColumns, StepDrafts, draft_columns, padded_columns
 from quire.runtime.worker.stage_tokens import StageTokens
 from quire.runtime.worker.staging_buffer import CopiedColumns, StagedColumns, StagingBuffer, ZeroCopyColumns
@@ -21,7 +24,8 @@ knows the same of all steps of a draft model, and of all that verify its drafts.
 
 
 class StepStager:
-    """Stages steps in order. `verifies` says whether the graphs of short steps verify drafts."""
+    """Stages steps in order. `verifies` says whether the graphs of short steps verify drafts; `states` are None if no
+    layer keeps states of sequences."""
 
     def __init__(
         self,
@@ -33,6 +37,7 @@ class StepStager:
         stages: StageTokens | None,
         *,
         verifies: bool,
+        states: DraftStates | None = None,
     ) -> None:
         self._staging = staging
         self._slots = slots
@@ -41,6 +46,7 @@ class StepStager:
         self._adapters = adapters
         self._stages = stages
         self._verifies = verifies
+        self._states = states
         self._on_cpu = slots.device.type == "cpu"
         self._kept: dict[StepKey, Step] = {}
 
@@ -111,11 +117,16 @@ class StepStager:
             tiles=tiles,
             expert_slots=expert_slots,
             stage_step=None if self._stages is None else copied.add(np.array([step.number], dtype=np.int64)),
+            state_rows=None if self._states is None else self._stage_state_rows(self._states, step, host, copied),
         )
         zero_copy = copied.end()
         if late is not None:
             step.late_columns = zero_copy.add(late)
         return zero_copy
+
+    def _stage_state_rows(self, states: DraftStates, step: Step, host: HostBatch, copied: CopiedColumns) -> StateRows:
+        starts = np.append(host.first_tokens, len(host.token_ids))
+        return StateRows(copied.add(states.of_rows(step, host)), copied.add(starts))
 
     def _stage_changes(self, plan: Plan, zero_copy: ZeroCopyColumns) -> StagedColumns:
         """Stage a plan's changes after the columns that are staged already, and apply them."""

@@ -18,9 +18,12 @@ from quire.models.layers.factory import LayerFactory
 from quire.models.layers.layer import Layer, load_all_weights, weight_specs_of
 from quire.models.lora.updates import LowRankUpdates
 from quire.models.model import build_model
+from quire.models.mtp_spec import MtpSpec
 from quire.models.rope import rotary_frequencies
 from quire.models.rope_spec import RopeSpec
 from quire.models.spec import ModelSpec
+from quire.models.vision.module_spec import ModuleVisionSpec
+from quire.models.vision.vision_spec import VisionSpec
 from quire.models.weights.checkpoint import Checkpoint, WeightSpec, check_weights
 from quire.models.weights.dummy import DummyCheckpoint
 from quire.models.weights.float16_range import refusing_overflow
@@ -28,7 +31,13 @@ from quire.models.weights.gguf import GgufCheckpoint, find_gguf_files
 from quire.models.weights.progress import ReadingProgress
 from quire.models.weights.safetensors import DTYPES, SafetensorsCheckpoint
 from quire.models.weights.safetensors_files import is_of_layer, text_name
-from quire.models.weights.standard_names import head_part, with_standard_names
+from quire.models.weights.standard_names import (
+    Renamed,
+    WithZeroBiases,
+    head_part,
+    tower_part,
+    with_standard_names,
+)
 from quire.models.weights.tensor_options import TensorOptions
 
 _TOLERANCE = 0.02
@@ -112,6 +121,50 @@ def load_fusion(config: Config, head: ModelSpec, factory: LayerFactory) -> None:
         checkpoint.close()
 
 
+def load_encoder(config: Config, factory: LayerFactory, unbiased: tuple[str, ...]) -> None:
+    """Read the weights of an encoder of sounds, whose layers `factory` has built.
+
+    Args:
+        config: The settings, which name the files.
+        factory: Its `layers` are loaded.
+        unbiased: Ends of names of modules that have no bias where the layers have one.
+
+    Raises:
+        CheckpointError: The checkpoint does not fit the encoder.
+    """
+    specs = weight_specs_of(factory.layers)
+    if config.load.load_format == "dummy":
+        checkpoint: Checkpoint = DummyCheckpoint(specs, config.model.seed)
+    else:
+        files = WithZeroBiases(SafetensorsCheckpoint(Path(config.model.model)), unbiased)
+        checkpoint = tower_part(files, {spec.name for spec in specs})
+    try:
+        check_weights(checkpoint, specs, "the encoder of sounds")
+        load_all_weights(factory.layers, checkpoint, 1, ReadingProgress(0, SystemClock(), False))
+    finally:
+        checkpoint.close()
+
+
+def load_tower(config: Config, vision: VisionSpec, factory: LayerFactory) -> None:
+    """Read the weights of a tower for images, whose layers `factory` has built.
+
+    Raises:
+        CheckpointError: The checkpoint does not fit the tower.
+    """
+    specs = weight_specs_of(factory.layers)
+    if config.load.load_format == "dummy":
+        checkpoint: Checkpoint = DummyCheckpoint(specs, config.model.seed)
+    else:
+        checkpoint = SafetensorsCheckpoint(Path(config.model.model))
+    try:
+        if not isinstance(vision, ModuleVisionSpec):  # else transformers converts names, and compares them
+            checkpoint = tower_part(checkpoint, {spec.name for spec in specs})
+            check_weights(checkpoint, specs, "the tower for images")
+        load_all_weights(factory.layers, checkpoint, 1, ReadingProgress(0, SystemClock(), False))
+    finally:
+        checkpoint.close()
+
+
 def _open(config: Config, spec: ModelSpec, specs: list[WeightSpec], *, fusion: bool = False) -> Checkpoint:
     directory = Path(config.model.model)
     is_gguf, is_dummy = bool(find_gguf_files(directory)), config.load.load_format == "dummy"
@@ -121,13 +174,18 @@ def _open(config: Config, spec: ModelSpec, specs: list[WeightSpec], *, fusion: b
         return DummyCheckpoint(specs, config.model.seed)
     if is_gguf:
         return GgufCheckpoint(directory)
-    if spec.head is not None:
-        return head_part(SafetensorsCheckpoint(directory), fusion)
-    files = SafetensorsCheckpoint(directory)
+    files: Checkpoint = SafetensorsCheckpoint(directory)
+    if isinstance(spec.head, MtpSpec):
+        files = Renamed(files, spec.head.names_in(files.contents()))
+    elif spec.head is not None:
+        return head_part(files, fusion)
     if spec.fallback is not None:
         return files
-    _log_other_parts(files, spec.mtp_layers)
+    speculation = config.speculation.speculation
+    if speculation is None or speculation.method != "mtp":
+        _log_other_parts(files, spec.mtp_layers, sees=spec.vision is not None)
     modules = spec.family.modules
+    _log_unread(files, modules.unread_in_layers)
     return with_standard_names(
         files,
         tied=spec.tie_embeddings,
@@ -136,11 +194,15 @@ def _open(config: Config, spec: ModelSpec, specs: list[WeightSpec], *, fusion: b
         transposed_experts=modules.transposed_experts,
         others=modules.others,
         older=modules.older,
+        unread=spec.unread,
+        unbiased=modules.unbiased,
+        joined=modules.joined,
     )
 
 
-def _log_other_parts(files: Checkpoint, layers: range) -> None:
-    """Log which parts of a multimodal model are left out, and which predict several tokens, as these layers do."""
+def _log_other_parts(files: Checkpoint, layers: range, *, sees: bool) -> None:
+    """Log which parts of a multimodal model are left out, unless it `sees` images, and which predict several tokens, as
+    these layers do."""
     several: dict[str, int] = {}
     others: dict[str, int] = {}
     for name in files.contents():
@@ -153,9 +215,17 @@ def _log_other_parts(files: Checkpoint, layers: range) -> None:
             part = f"layer {text.split('.')[2]}"
             several[part] = several.get(part, 0) + 1
     for counts, reason in ((others, "the text model alone is served"), (several, "one token is predicted at a time")):
-        if counts:
+        if counts and not (sees and counts is others):
             parts = ", ".join(sorted(counts))
             _log.info("weights     %s: %s (%d tensors) left out", reason, parts, sum(counts.values()))
+
+
+def _log_unread(files: Checkpoint, names: tuple[str, ...]) -> None:
+    """Log which modules of layers are not computed."""
+    for name in names:
+        tensors = sum(f".{name}." in stored for stored in files.contents())
+        if tensors:
+            _log.info("weights     %s (%d tensors) of all layers left out: nothing served needs them", name, tensors)
 
 
 def left_out(checkpoint: Checkpoint, spec: ModelSpec) -> Iterator[str]:
@@ -183,9 +253,9 @@ def left_out(checkpoint: Checkpoint, spec: ModelSpec) -> Iterator[str]:
 
 def _is_rotary(value: Tensor, spec: ModelSpec) -> bool:
     """Whether these are the model's rope frequencies, before or after scaling."""
-    width = spec.attention.head_dim
-    plain = [RopeSpec(rope.theta, None, rope.share) for rope in spec.ropes]
-    expected = [rotary_frequencies(each, width) for each in (*spec.ropes, *plain)]
+    scaled = {(each.rope, each.rotated) for each in (layer.mixer for layer in spec.layers) if each.rope is not None}
+    plain = {(RopeSpec(rope.theta, None, rope.share), width) for rope, width in scaled}
+    expected = [rotary_frequencies(rope, width) for rope, width in scaled | plain]
     return any(
         value.shape == each.shape and torch.allclose(value, each, rtol=_TOLERANCE, atol=_SMALLEST) for each in expected
     )

@@ -22,22 +22,30 @@ from quire.compute.mesh import Mesh
 from quire.errors import MemoryBudgetError
 from quire.foundation.clock import Clock
 from quire.foundation.config import Config
-from quire.foundation.messages.workers import DeviceLimits, MaskedDrafts, Plan, Result, TokenBitmasks
+from quire.foundation.messages.workers import DeviceLimits, LoadAdapter, MaskedDrafts, Plan, Result, TokenBitmasks
+from quire.models.audio.audio_spec import SpeechSpec
+from quire.models.audio.encoder import UNBIASED, SpeechEncoder
 from quire.models.layers.factory import LayerFactory
 from quire.models.lora.loader import DeviceAdapterLoader
 from quire.models.lora.updates import AdapterMemory
 from quire.models.model import Stage, build_model
-from quire.models.rank_share import rank_share
+from quire.models.rank_spec import rank_share
 from quire.models.spec import ModelSpec, spec_of
+from quire.models.vision.towers import build_tower, check_tower
+from quire.models.vision.vision_spec import VisionSpec
+from quire.models.weights.tensor_options import PackedAtStart
 from quire.planning.draft_model import draft_model_bytes
+from quire.planning.images import largest_size
 from quire.planning.kv_cache_plan import MeasuredMemory, NumBlocks, plan_kv_cache
 from quire.runtime.worker.host_memory import trim_heap
-from quire.runtime.worker.kv_tensors import block_transfer
-from quire.runtime.worker.kv_transfer import BlockTransfer, JoinedTransfer
+from quire.runtime.worker.kv_tensors import KVCache, cache_transfer
+from quire.runtime.worker.kv_transfer import BlockTransfer
+from quire.runtime.worker.media import MediaEncoder
+from quire.runtime.worker.orders import WorkerOrders
 from quire.runtime.worker.slot_table import SlotTable
 from quire.runtime.worker.speculation.adaptive import AdaptiveDrafter
-from quire.runtime.worker.speculation.drafters import Drafter, build_drafter
 from quire.runtime.worker.speculation.hidden_states import HeadStates, Loan, ModelStates, model_states
+from quire.runtime.worker.speculation.lookup_drafter import Drafter, build_drafter
 from quire.runtime.worker.stage_tokens import StageTokens
 from quire.runtime.worker.startup import gpu_memory
 from quire.runtime.worker.startup.compile_warmup import launch_all_kernels, reduced_model
@@ -47,7 +55,7 @@ from quire.runtime.worker.startup.packed_weights import packed_weights_for
 from quire.runtime.worker.startup.starting_runner import StartingRunner
 from quire.runtime.worker.startup.threads import compute_threads
 from quire.runtime.worker.step_handle import StepHandle
-from quire.runtime.worker.weight_loading import load_weights
+from quire.runtime.worker.weight_loading import load_encoder, load_tower, load_weights
 from quire.runtime.worker.worker_parts import LoadedModel, WorkerParts
 
 if TYPE_CHECKING:
@@ -75,7 +83,8 @@ class Worker:
         engines: The engines that divide experts with this one; None if there are no others.
 
     Attributes:
-        adapters: The adapter loader, once the model is loaded; None if no adapters are served.
+        orders: Does work beside the steps, once the model is loaded.
+        host_memory: What host blocks lie in, on a CPU; None: memory of this process.
     """
 
     def __init__(
@@ -113,7 +122,9 @@ class Worker:
         self._slots: SlotTable
         self._transfer: BlockTransfer | None = None
         self._reported_host_blocks = 0
-        self.adapters: DeviceAdapterLoader | None = None
+        self.orders = WorkerOrders()
+        self.host_memory: memoryview | None = None
+        self._adapters: DeviceAdapterLoader | None = None
 
     def load(self, agree: Agree = lambda blocks: blocks) -> DeviceLimits:
         """Load the model and make the device ready to serve.
@@ -140,11 +151,22 @@ class Worker:
             if self._precompiler is not None:
                 with self._stage("compile"):
                     self._precompiler.finish()
+        load_block_ms = 0.0
         if self._transfer is not None:
             self._transfer.prepare_host_pool()
+            if self._config.cache.kv_offloading_size is not None:
+                load_block_ms = self._transfer.measure_load_ms()
         on_gpu = self._device.type == "cuda"
         sizes = self._parts.graph_shapes().mixed_sizes(self._parts.limits.tokens) if on_gpu else []
-        return DeviceLimits(blocks.device, loaded.spec.vocab_size, blocks.host, self._startup, sizes)
+        return DeviceLimits(
+            num_blocks=blocks.device,
+            vocab_size=loaded.spec.vocab_size,
+            num_host_blocks=blocks.host,
+            load_block_ms=load_block_ms,
+            startup=self._startup,
+            step_sizes=sizes,
+            num_states=blocks.states,
+        )
 
     def set_threads(self) -> None:
         """Set how many threads torch and Quire's kernels use. `load` calls this in the thread that computes."""
@@ -160,7 +182,8 @@ class Worker:
         """Build the model and read its weights, while kernels are compiled."""
         if self._device.type == "cuda":
             gpu_memory.use_expandable_segments(self._device)
-        spec = spec_of(self._config.model)
+        loan = self._loan
+        spec = spec_of(self._config.model) if loan is None else loan.spec
         options = self._parts.options
         packed_weights = packed_weights_for(self._config, spec, self._device, self._mesh)
         updates = self._parts.updates()
@@ -172,7 +195,7 @@ class Worker:
             updates,
             engines=self._engines,
         )
-        loan, share = self._loan, rank_share(spec, self._mesh)
+        share = rank_share(spec, self._mesh)
         model = build_model(spec, factory, *self._links, lent=loan)
         self._kv_scales = new_kv_scales(share, self._config.kv_dtype, self._device)
         gemm_warmup = self._start_gemm_warmup(spec, factory) if self._device.type == "cuda" else None
@@ -187,7 +210,8 @@ class Worker:
             with self._stage("load_check"):
                 self._parts.check_fallback(share, model, factory)
         if updates is not None:
-            self.adapters = self._parts.adapter_loader(updates, spec, factory)
+            self._adapters = self._parts.adapter_loader(updates, spec, factory, self.orders.report)
+            self.orders.serve(LoadAdapter, self._adapters.load)
         if self._kv_scales is not None:
             with self._stage("kv_scales"):
                 choose_kv_scales(self._config, share, model, self._kv_scales)
@@ -197,7 +221,9 @@ class Worker:
         with gpu_memory.room_for("what all sequences hold", "lower --max-num-seqs, or give a smaller model"):
             slots = self._parts.slot_table(share)
         read = states if loan is None else loan.states
-        return LoadedModel(share, model, slots, kernels_known, gemm_warmup, updates, read)
+        media = self._load_tower(share.vision) if share.vision is not None and share.has_tower else None
+        speech = None if spec.speech is None else self._load_speech(spec, spec.speech)
+        return LoadedModel(share, model, slots, kernels_known, gemm_warmup, updates, read, media, speech)
 
     def measure(self, loaded: LoadedModel) -> MeasuredMemory:
         """Measure how much GPU memory is left for the KV cache, after the largest step has run on a cache of one block.
@@ -212,6 +238,9 @@ class Worker:
             self._parts.allocate_states(loaded, 0)
             runner = self._build_runner(loaded, kv_cache)
             runner.run_largest(self._deferred)
+            if loaded.media is not None and loaded.spec.vision is not None:
+                with torch.inference_mode():
+                    loaded.media.warm_up(largest_size(self._config, loaded.spec, loaded.spec.vision))
             left = gpu_memory.bytes_left(self._device, self._config.cache.memory_share)
             return MeasuredMemory(left - draft_model_bytes(self._config))
 
@@ -222,16 +251,17 @@ class Worker:
                 kv_cache = self._parts.kv_cache(loaded.spec, blocks.device)
                 states = self._parts.allocate_states(loaded, blocks.device)
             with self._compile_only():
-                self._transfer = block_transfer(kv_cache.flatten(0, 1), blocks.host)
-                if states is not None:
-                    self._transfer = JoinedTransfer(self._transfer, block_transfer(states.blocks, blocks.host))
-            self._runner = self._build_runner(loaded, kv_cache, self._transfer)
+                others = () if states is None else (states.blocks,)
+                self._transfer = cache_transfer(kv_cache, blocks.host, *others, memory=self.host_memory)
+            self._runner = self._build_runner(loaded, kv_cache, self._transfer, blocks.states)
             if (states is not None or loaded.spec.fallback is not None) and self._device.type == "cuda":
                 # No compile warm-up has launched those that fuse states, or transformers' modules.
                 launch_all_kernels(self._runner, self._parts.limits)
 
     def capture_graphs(self, loaded: LoadedModel) -> None:
-        """Capture small steps as CUDA graphs; on a CPU, record them."""
+        """Capture small steps as CUDA graphs; on a CPU, record them. Steps that pool texts are neither."""
+        if not loaded.spec.pooler.generates:
+            return
         if not (most := self._config.device.max_cudagraph_capture_size):
             is_alone = self._mesh.pp == 1 and self._engines is None  # what comes from elsewhere is no kernel's doing
             if self._device.type == "cpu" and is_alone and not self._config.device.enforce_eager:
@@ -301,12 +331,27 @@ class Worker:
 
     def close(self) -> None:
         """Stop compiling and release the host pool's memory. Call this after the last step."""
-        if self.adapters is not None:
-            self.adapters.close()
+        if self._adapters is not None:
+            self._adapters.close()
         if self._transfer is not None:
             self._transfer.close()
         if self._precompiler is not None:
             self._precompiler.close()
+
+    def _load_tower(self, vision: VisionSpec) -> MediaEncoder:
+        with self._stage("tower"):
+            factory = LayerFactory(replace(self._parts.options, packed_weights=PackedAtStart()))
+            tower = build_tower(vision, factory)
+            load_tower(self._config, vision, factory)
+            check_tower(vision, tower)
+            return MediaEncoder(tower, self._device)
+
+    def _load_speech(self, spec: ModelSpec, speech: SpeechSpec) -> SpeechEncoder:
+        with self._stage("encoder"):
+            factory = LayerFactory(replace(self._parts.options, packed_weights=PackedAtStart()))
+            encoder = SpeechEncoder(speech, spec, factory)
+            load_encoder(self._config, factory, UNBIASED)
+            return encoder
 
     # --- below --------------------------------------------------------------------------------------------------------
 
@@ -365,22 +410,24 @@ class Worker:
         """Return the slots that a draft model follows; None unless the device runs ahead of the host."""
         return self._slots if self._runner.runs_ahead else None
 
-    def _load_draft_model(self, loaded: LoadedModel, config: Config) -> StartingRunner:
-        """Load a draft model or head with its own `config`, and return its runner. `loaded` is the model that
-        verifies."""
+    def _load_draft_model(self, loaded: LoadedModel, config: Config, spec: ModelSpec) -> StartingRunner:
+        """Load a draft model or head with its own `config` and `spec`, and return its runner. `loaded` is the model
+        that verifies."""
         loan = None
         if isinstance(loaded.states, ModelStates):
             assert isinstance(loaded.model, Stage), "a model lends its embedding"
-            loan = Loan(loaded.model.embed, HeadStates(loaded.states.states))
+            loan = Loan(loaded.model.embed, loaded.model.logits, HeadStates(loaded.states.states), spec)
         with self._stage("draft_model"):
-            worker = Worker(config, self._clock, loan=loan, followed=self._slots_to_follow)
+            worker = Worker(
+                config, self._clock, None, self._mesh, self._collectives, loan=loan, followed=self._slots_to_follow
+            )
             worker.load()
             if self._device.type == "cuda":
                 launch_all_kernels(worker._runner, worker._parts.limits)  # so that each is compiled
         return worker._runner
 
     def _build_runner(
-        self, loaded: LoadedModel, kv_cache: Tensor, transfer: BlockTransfer | None = None
+        self, loaded: LoadedModel, kv_cache: KVCache, transfer: BlockTransfer | None = None, num_states: int = 0
     ) -> StartingRunner:
-        transfer = transfer or block_transfer(kv_cache.flatten(0, 1), 0)
-        return self._parts.runner(loaded, kv_cache, self._kv_scales, transfer, self._followed, self._stages)
+        transfer, scales = transfer or cache_transfer(kv_cache, 0), self._kv_scales
+        return self._parts.runner(loaded, kv_cache, scales, transfer, self._followed, self._stages, num_states)

@@ -18,7 +18,7 @@ from msgspec.structs import replace
 from quire.errors import CheckpointError, EngineDeadError
 from quire.foundation.clock import SystemClock
 from quire.foundation.messages.to_engine import Adapter
-from quire.foundation.messages.workers import AdapterLoaded
+from quire.foundation.messages.workers import AdapterLoaded, LoadAdapter
 from quire.foundation.processes.launch import EXIT_CRASHED
 from quire.runtime.executor.cpu_executor import CpuExecutor
 from quire.runtime.executor.executor import Executor
@@ -146,14 +146,13 @@ def test_adapters_are_loaded_by_the_ranks_of_all_nodes(tiny: Path, tmp_path: Pat
 
 
 def load_all(executor: Executor, wanted: list[tuple[Adapter, int]]) -> list[AdapterLoaded]:
-    assert executor.adapters is not None
     for adapter, slot in wanted:
-        executor.adapters.load(adapter, slot)
+        executor.orders.post(LoadAdapter(adapter, slot))
     loaded: list[AdapterLoaded] = []
     deadline = time.monotonic() + 60
     while len(loaded) < len(wanted):
         assert time.monotonic() < deadline
-        loaded += executor.adapters.loaded()
+        loaded += [each for each in executor.orders.done() if isinstance(each, AdapterLoaded)]
         time.sleep(0.01)
     return loaded
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from quire.foundation.config import Config
-from quire.planning.ranks import check_nodes
+from quire.planning.rank_checks import check_nodes
 from quire.runtime.executor.ray_nodes.driver import follower_config
 
 SECRET = "nobody else needs this"

@@ -26,6 +26,7 @@ MODELS = (
     "gemma3",
     "gpt2",
     "longrope, phi3, 4.x",
+    "deepseek v3, latents, mscale",
     "qwen3 moe, 4 bits",
 )
 QUANTIZED = "qwen3 moe, 4 bits"
@@ -102,8 +103,12 @@ def test_long_attention_experts_codes_and_gated_products_are_found(served: list[
 
 
 def test_tiles_are_found_whole_and_in_parts(served: list[dict[str, Any]]) -> None:
+    tiles = {"_prefill_attention", "_prefill_attention_split_kv", "_merge_splits"}
+    of_latents = {"_prefill_latents", "_decode_latents"}
     for one in served:
-        assert {"_prefill_attention", "_prefill_attention_split_kv", "_merge_splits"} <= {*one["found"]}
+        found = {*one["found"]}
+        assert tiles <= found or (of_latents <= found and not tiles & found)
+    assert sum(of_latents <= {*one["found"]} for one in served) == 2
 
 
 def test_copies_from_the_host_and_back_are_found_once(served: list[dict[str, Any]]) -> None:

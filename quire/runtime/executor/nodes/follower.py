@@ -182,10 +182,14 @@ class Follower:
             hf_token=own.model.hf_token,
         )  # fmt: skip
         blocks = [b for b in (heads.cache.num_gpu_blocks_override, own.cache.num_gpu_blocks_override) if b is not None]
+        states = [n for n in (heads.cache.num_states_override, own.cache.num_states_override) if n is not None]
+        sizes = [size for size in (heads.cache.kv_offloading_size, own.cache.kv_offloading_size) if size is not None]
         cache = replace(
             heads.cache,
             num_gpu_blocks_override=min(blocks, default=None),
+            num_states_override=min(states, default=None),
             swap_space=min(heads.cache.swap_space, own.cache.swap_space),
+            kv_offloading_size=min(sizes, default=None),
         )
         device = replace(heads.device, cpu_threads=own.device.cpu_threads)
         return replace(

@@ -21,7 +21,7 @@ from quire.foundation.config import Config, environment
 from quire.foundation.processes.child_main import raise_reported_failure
 from quire.foundation.processes.child_process import ChildProcess
 from quire.foundation.processes.launch import LaunchConfig, NodesPlaced, Report, StatusReport
-from quire.planning.ranks import check_nodes
+from quire.planning.rank_checks import check_nodes
 from quire.runtime.executor.nodes.roll_call import NODES_PATIENCE_S
 from quire.runtime.executor.ray_nodes.node_keeper import wanted_nodes
 

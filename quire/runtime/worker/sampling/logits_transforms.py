@@ -1,7 +1,7 @@
 """Everything that changes logits before a token is sampled, for the slots that ask for it; other slots cost one lookup.
 
 The order is vLLM's: allowed tokens, bad words, stop tokens before min_tokens, logit_bias (`token_rules.py`), then the
-operator's logits processors, then penalties.
+rules of transcripts (`transcript_tokens.py`), the operator's logits processors, and penalties.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from quire.foundation.messages.workers import Admitted
 from quire.logits_processors import LogitsProcessor, RequestProcessor
 from quire.runtime.worker.host_memory import lazy_zeros, upload
 from quire.runtime.worker.sampling.token_rules import ActiveRows, AllowedTokens, BadWords, LogitBias
+from quire.runtime.worker.sampling.transcript_tokens import TranscriptTokens
 from quire.sampling_params import LARGEST_EFFECT
 
 
@@ -34,9 +35,12 @@ class LogitsTransforms:
         self._allowed = AllowedTokens(slots, vocab_size, device)
         self._bias = LogitBias(device)
         self._bad_words = BadWords(device)
+        self._transcripts = TranscriptTokens(device)
         self._processors = SlotProcessors(processors)
         self._penalties = Penalties(slots, vocab_size, device)
-        self._all = (self._allowed, self._bad_words, self._bias, self._processors, self._penalties)
+        self._all = (
+            self._allowed, self._bad_words, self._bias, self._transcripts, self._processors, self._penalties,
+        )  # fmt: skip
 
     def admit(self, owner: Admitted) -> None:
         """Register a slot's new owner."""
@@ -65,6 +69,7 @@ class LogitsTransforms:
         self._bad_words.apply(logits, active)
         for slot in self._bias.apply(logits, active):
             self._asked[slot] -= 1
+        self._transcripts.apply(logits, active)
         errors = self._processors.apply(logits, active)
         self._penalties.apply(logits, active)
         return errors
@@ -72,6 +77,7 @@ class LogitsTransforms:
     def record_tokens(self, tokens: Tensor, active: ActiveRows) -> None:
         """Note the sampled `tokens`, [sampled] int64."""
         self._bad_words.record_tokens(tokens, active)
+        self._transcripts.record_tokens(tokens, active)
         self._processors.record_tokens(tokens, active)
         self._penalties.record_tokens(tokens, active)
 

@@ -14,8 +14,8 @@ from torch import Tensor
 
 from quire.compute.kernels.dispatch import kernel
 from quire.foundation.messages.workers import Bits
+from quire.runtime.worker.async_scheduling import MAX_STEPS_IN_FLIGHT
 from quire.runtime.worker.host_memory import unowned_view
-from quire.runtime.worker.steps_in_flight import MAX_STEPS_IN_FLIGHT
 
 
 class BitmaskBuffer:

@@ -23,7 +23,7 @@ from quire.foundation.clock import Clock
 from quire.foundation.messages.from_engine import EXPECTED_OUTPUT
 from quire.foundation.messages.workers import MaskedDrafts, Plan, Result
 from quire.runtime.worker.speculation.draft_lengths import DraftLengths
-from quire.runtime.worker.speculation.drafters import Drafter
+from quire.runtime.worker.speculation.lookup_drafter import Drafter
 from quire.runtime.worker.speculation.step_drafts import StepDrafts
 
 _UNLIMITED = 2**30

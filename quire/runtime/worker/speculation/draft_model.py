@@ -1,4 +1,4 @@
-"""Drafts from a smaller model, or from a head of the main model, which samples them one after another before each step.
+"""Drafts from a smaller model, or from an EAGLE-3 head of the main model, one after another before each step.
 
 The draft model's KV cache has as many blocks as the main model's, and a sequence's keys are in blocks of the same ids,
 so the engine plans one set of block tables for both. A sequence is computed only when it first has drafts, and then as

@@ -17,10 +17,10 @@ from torch import Tensor
 from quire.compute.kernels.dispatch import kernel
 from quire.compute.kernels.reference.drafts import FIRST_NAMED
 from quire.foundation.messages.workers import Plan
+from quire.runtime.worker.async_scheduling import MAX_STEPS_IN_FLIGHT
 from quire.runtime.worker.host_memory import upload
 from quire.runtime.worker.slot_table import SlotTable
 from quire.runtime.worker.step import StepInputs
-from quire.runtime.worker.steps_in_flight import MAX_STEPS_IN_FLIGHT
 
 if TYPE_CHECKING:
     from quire.runtime.worker.model_runner import ModelRunner

@@ -19,7 +19,9 @@ from torch import Tensor
 
 from quire.compute.collectives.delta import Stream
 from quire.compute.kernels.dispatch import kernel
+from quire.errors import ConfigError
 from quire.foundation.config import Config
+from quire.models.head_spec import HeadSpec
 from quire.models.layers.factory import LayerFactory
 from quire.models.layers.linear import Projection
 from quire.models.lent import Lent
@@ -63,7 +65,8 @@ class ModelStates:
     Args:
         sources: The layers whose input streams are fused.
         width, hidden: Widths of a stream and of a state.
-        fuse: Projection from [tokens, sources · width] to [tokens, hidden].
+        fuse: Projection from [tokens, sources · width] to [tokens, hidden]; None: states are those behind the model's
+            last norm.
         group: The KV group whose blocks hold the states; it has no sliding window.
 
     Attributes:
@@ -75,7 +78,7 @@ class ModelStates:
         sources: Sequence[int],
         width: int,
         hidden: int,
-        fuse: Projection,
+        fuse: Projection | None,
         group: int,
         options: TensorOptions,
     ) -> None:
@@ -105,13 +108,17 @@ class ModelStates:
         self._places = torch.empty_like(rows.positions)
         table = rows.tables[self._group]
         self._compute_slot_mapping(table, rows.slot_of_token, rows.positions, self.states.block_size, self._places)
-        self._streams = torch.empty((len(self._places), self._width), dtype=options.dtype, device=options.device)
+        if self._fuse is not None:
+            self._streams = torch.empty((len(self._places), self._width), dtype=options.dtype, device=options.device)
 
     def read(self, number: int, stream: Stream) -> None:
         for columns in self._columns.get(number, ()):
             self._copy_stream(*stream.tensors(), self._streams[:, columns])
 
-    def finish(self) -> None:
+    def finish(self, hidden: Tensor) -> None:
+        if self._fuse is None:
+            self._put_rows(hidden, self._places, self.states.rows)
+            return
         self._put_rows(self._fuse(self._streams), self._places, self.states.rows)
         del self._streams
 
@@ -124,10 +131,18 @@ def model_states(config: Config, spec: ModelSpec, options: TensorOptions) -> Mod
         CheckpointError: The head's files are broken or do not fit.
     """
     speculation = config.speculation.speculation
-    if speculation is None or speculation.method != "eagle3":
+    if speculation is None or speculation.method not in ("eagle3", "mtp"):
         return None
+    if max(spec.block_entries, default=1) > 1:
+        raise ConfigError(
+            "A head that reads the model's states cannot follow a model whose layers cache different amounts: use "
+            '--speculative-config with "method": "ngram" or "draft_model".',
+            param="speculative_config",
+        )
+    if speculation.method == "mtp":
+        return ModelStates((), 0, spec.hidden, None, whole_group(spec), options)
     head = read_spec(speculation.model)
-    assert head.head is not None, "a head was asked for"
+    assert isinstance(head.head, HeadSpec), "a head was asked for"
     sources, width = head.head.sources_of(len(spec.layers)), head.head.target_hidden
     factory = LayerFactory(options, head.quantization)
     fuse = factory.column_parallel((FUSION,), (head.hidden,), len(sources) * width, bias=False)
@@ -180,6 +195,7 @@ StepStates = ModelStates | HeadStates
 
 @dataclass(frozen=True)
 class Loan(Lent):
-    """What the worker of a draft head borrows from the worker of its model."""
+    """What the worker of a draft head borrows from the worker of its model, and the head's spec."""
 
     states: HeadStates
+    spec: ModelSpec

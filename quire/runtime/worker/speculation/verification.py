@@ -31,6 +31,7 @@ from quire.runtime.worker.sampling.sampled_outputs import NOTHING_LEFT_TEXT, Sam
 from quire.runtime.worker.sampling.sampler import columns_of, sample_with_transforms
 from quire.runtime.worker.sampling.token_bitmasks import BitmaskBuffer
 from quire.runtime.worker.slot_table import SlotTable
+from quire.runtime.worker.speculation.draft_states import DraftStates
 from quire.runtime.worker.speculation.step_drafts import DraftColumns, StepDrafts, draft_columns
 from quire.runtime.worker.speculation.synthetic_acceptance import SyntheticAcceptance
 from quire.runtime.worker.staging_buffer import to_device_memory
@@ -55,6 +56,7 @@ class Verifier:
             gained.
         synthetic: Decides in place of the model which drafts are accepted, except in steps with bitmasks; None: the
             model decides.
+        states: The states of sequences, in a model whose layers keep any.
         runs_ahead: Whether steps are only launched, and graphs of short steps verify.
     """
 
@@ -66,6 +68,7 @@ class Verifier:
         bitmasks: BitmaskBuffer,
         outputs: SampledOutputs,
         synthetic: SyntheticAcceptance | None = None,
+        states: DraftStates | None = None,
         *,
         runs_ahead: bool = False,
     ) -> None:
@@ -75,6 +78,7 @@ class Verifier:
         self._bitmasks = bitmasks
         self._outputs = outputs
         self._synthetic = synthetic
+        self._states = states
         self._runs_ahead = runs_ahead
         self._asked = SamplingColumns(*(column.new_empty(most) for column in columns_of(slots)))
         self._positions = torch.arange(most, device=slots.device)
@@ -165,6 +169,8 @@ class Verifier:
         changed = self._sample_one_by_one(one_by_one, step, own, scores, slots, drafts)
         self._move_slots(slots, drafts)
         self._outputs.send()
+        if self._states is not None:
+            self._states.settle(step, self._outputs.on_host()[0][len(slots) :][: len(step.drafts.counts)])
         return self._report(step, logits if scores is None else scores, len(slots), changed)
 
     def _look_up(self, slots: Tensor, drafts: DraftColumns) -> None:

@@ -14,12 +14,12 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from quire.compute.attention.backend import AttentionLayer, StepRows
+from quire.compute.attention.backend import AttentionBackend, AttentionLayer, StepRows
 from quire.compute.attention.limits import PaddedLimits
 from quire.compute.attention.metadata import AttentionMetadata, IntArray
+from quire.compute.attention.sequence_states import AttentionBesideStates
 from quire.compute.kernels.reference.attention_inputs import (
     CacheWrite,
-    Mask,
     PagedKV,
     PagedRows,
     QKNormRope,
@@ -28,6 +28,7 @@ from quire.compute.kernels.reference.attention_inputs import (
 from quire.compute.kernels.reference.paged_attention import prefill_attention
 from quire.compute.kernels.reference.quantized_rows import LARGEST
 from quire.compute.kernels.reference.rowwise_attention import qk_norm_rope_and_cache
+from quire.compute.kernels.reference.state_inputs import StateRows
 from quire.errors import CheckpointError
 from quire.foundation.config import Config
 from quire.foundation.config.cache import QUANTIZED
@@ -35,7 +36,8 @@ from quire.models.layers.rotary import Positions
 from quire.models.model import Model
 from quire.models.spec import ModelSpec
 from quire.models.weights.safetensors import SafetensorsCheckpoint
-from quire.runtime.worker.kv_tensors import ELEMENTS
+from quire.runtime.worker.kv_tensors import DENSE, ELEMENTS, mask_of
+from quire.runtime.worker.state_tensors import StateTensors
 
 CALIBRATION_TEXT = Path(__file__).with_name("calibration_text.txt")
 """The text from which scales are calibrated. It mixes prose, figures, code, markup and several scripts, because models'
@@ -50,10 +52,15 @@ _log = logging.getLogger(__name__)
 
 
 def new_kv_scales(spec: ModelSpec, kv_dtype: str, device: torch.device) -> Tensor | None:
-    """Return scales [layers, 2, kv_heads] fp32, all 1; None if the cache is not quantized."""
+    """Return scales [layers, 2, kv_heads] fp32, all 1, for as many heads as the widest layer has; None if the cache is
+    not quantized."""
     if kv_dtype not in QUANTIZED:
         return None
-    return torch.ones((len(spec.layers), 2, spec.attention.kv_heads), device=device)
+    return torch.ones((len(spec.layers), 2, _most_heads(spec)), device=device)
+
+
+def _most_heads(spec: ModelSpec) -> int:
+    return max(layer.mixer.kv_heads for layer in spec.layers)
 
 
 def choose_kv_scales(config: Config, spec: ModelSpec, model: Model, scales: Tensor) -> None:
@@ -71,7 +78,7 @@ def choose_kv_scales(config: Config, spec: ModelSpec, model: Model, scales: Tens
             return
     tokens, source = _calibration_tokens(config, spec)
     with torch.inference_mode():
-        most = _largest_of(model, spec, torch.tensor(tokens, device=scales.device))
+        most = _largest_of(model, spec, torch.tensor(tokens, device=scales.device), DENSE[config.model.dtype])
     needed = most * (_ROOM[kv_dtype] / LARGEST[ELEMENTS[kv_dtype]])
     if kv_dtype != "int8":  # a power of two changes no digit of a float
         needed = torch.exp2(needed.log2().ceil())
@@ -111,11 +118,16 @@ def _calibration_tokens(config: Config, spec: ModelSpec) -> tuple[list[int], str
     return [(number * 2_654_435_761) % spec.vocab_size for number in range(longest)], "the vocabulary"
 
 
-def _largest_of(model: Model, spec: ModelSpec, tokens: Tensor) -> Tensor:
+def _largest_of(model: Model, spec: ModelSpec, tokens: Tensor, dtype: torch.dtype) -> Tensor:
     """Return the largest magnitudes of keys and values, [layers, 2, kv_heads]."""
     ranges, positions = _KVRanges(spec, tokens.device), torch.arange(len(tokens), device=tokens.device)
     lengths = positions.clamp(min=len(tokens)) if spec.rope_length_mode else None
-    model.hidden(tokens, Positions(positions, lengths), ranges)
+    backend: AttentionBackend = ranges
+    if spec.state_layers:
+        states = StateTensors(spec, 1, dtype, tokens.device).by_layer
+        states.begin(StateRows(positions[1:2], torch.tensor([0, len(tokens)], device=tokens.device)))
+        backend = AttentionBesideStates(ranges, states)
+    model.hidden(tokens, Positions(positions, lengths), backend)
     return ranges.most
 
 
@@ -125,7 +137,11 @@ class _KVRanges:
 
     def __init__(self, spec: ModelSpec, device: torch.device) -> None:
         self._spec = spec
-        self.most = torch.zeros((len(spec.layers), 2, spec.attention.kv_heads), device=device)
+        self._caches: dict[int, PagedKV] = {}  # of the layer itself, and of those that later layers read
+        self.most = torch.zeros((len(spec.layers), 2, _most_heads(spec)), device=device)
+
+    def _is_read_again(self, layer: int) -> bool:
+        return layer in self._spec.sources[layer + 1 :]
 
     def build_metadata(
         self, counts: IntArray, bounds: IntArray, limits: PaddedLimits | None = None
@@ -137,10 +153,16 @@ class _KVRanges:
 
     def run(self, layer: AttentionLayer, qkv: Tensor, norm_rope: QKNormRope, out: Tensor) -> None:
         n, device, own = len(qkv), qkv.device, self._spec.layers[layer.number].mixer
-        cache = qkv.new_empty((2, 1, n, own.kv_heads, own.head_dim))
-        q, place, kv = torch.empty_like(out), torch.arange(n, device=device), PagedKV(cache[0], cache[1])
+        source = self._spec.sources[layer.number]
+        if source == layer.number:
+            planes = (qkv.new_empty((1, n, *plane.shape)) for plane in own.form.planes)
+            self._caches[source] = PagedKV(*planes)
+        q, place, kv = torch.empty_like(out), torch.arange(n, device=device), self._caches[source]
         qk_norm_rope_and_cache(qkv, norm_rope, CacheWrite(kv, place), q)
-        self.most[layer.number] = cache[:, 0].abs().amax(dim=(1, 3)).float()
+        for number, plane in enumerate((kv.keys, kv.values)):
+            self.most[layer.number, number, : own.kv_heads] = plane[0].abs().amax(dim=(0, 2)).float()
+        if not self._is_read_again(layer.number):
+            self._caches.pop(layer.number, None)
         zero, count = place[:1], torch.tensor([n], device=device)
         rows, tiles = PagedRows(zero[None], zero, zero, count), QueryTiles(zero, zero, zero)
-        prefill_attention(q, kv, rows, tiles, n, Mask(own.window, own.chunk), layer.scores, out)
+        prefill_attention(q, kv, rows, tiles, n, mask_of(own.reach), layer.scores, out)

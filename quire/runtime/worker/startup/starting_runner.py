@@ -93,6 +93,10 @@ class StartingRunner(ModelRunner):
             for adapted in self._kinds:
                 self._ring.await_device()  # nobody takes their results, and they may be more than buffers
                 _, hidden = self._hidden(self._stage_dummy(host, adapted))
+            if self._pooler is not None:
+                self._pooler.warm_up(hidden, min(rows, len(hidden)))
+            if sample and self._sampler is None:
+                return
             logits = self._model.logits(hidden[: max(rows, positions, verified)].clone())
             if sample:
                 if self._device_tokens is not None:

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Protocol
 from quire.foundation.config import Config
 from quire.foundation.config.speculation import Speculation
 from quire.foundation.messages.workers import Admitted, Plan, Result
-from quire.models.spec import ModelSpec, read_spec
-from quire.planning.draft_model import DRAFT_TOKENS_A_STEP
+from quire.models.spec import ModelSpec
+from quire.planning.draft_model import DRAFT_TOKENS_A_STEP, drafter_spec
 from quire.planning.step_limits import StepLimits
 from quire.runtime.worker.kv_tensors import whole_group
 from quire.runtime.worker.slot_table import SlotTable
@@ -125,7 +125,7 @@ def build_drafter(
     config: Config,
     spec: ModelSpec,
     blocks: int,
-    load: Callable[[Config], ModelRunner],
+    load: Callable[[Config, ModelSpec], ModelRunner],
     followed: SlotTable | None = None,
 ) -> Drafter | None:
     """Build the drafter; returns None without speculation.
@@ -133,7 +133,7 @@ def build_drafter(
     Args:
         config, spec: Resolved settings and spec of the main model.
         blocks: Number of the main model's KV blocks.
-        load: Loads the model of other settings; returns its runner.
+        load: Loads the draft model or head of these settings; returns its runner.
         followed: The main model's slots on a device that runs ahead of the host; None on a CPU.
 
     Raises:
@@ -145,16 +145,19 @@ def build_drafter(
     if speculation.method in ("ngram", "suffix"):
         return _lookup_drafter(speculation)
     group = whole_group(spec)
-    limits, draft = StepLimits.of(config), read_spec(speculation.model)
+    limits, draft = StepLimits.of(config), drafter_spec(config)
+    assert draft is not None, "a draft model or a head"
     tokens = limits.tokens
     if config.device.device != "cpu":  # whose buffers are made for the largest step
         tokens = min(tokens, max(DRAFT_TOKENS_A_STEP, limits.rows))
     own = config.with_values(
         model=speculation.model, quantization=None, kv_cache_dtype="auto", logits_processors=(), swap_space=0.0,
+        kv_offloading_size=None,
         num_gpu_blocks_override=blocks, speculative_config=None, speculative_model=None, num_speculative_tokens=None,
         enable_lora=False, lora_modules=(), lora_pinned=(), lora_dir=None, max_num_batched_tokens=tokens,
+        language_model_only=True,
     )  # fmt: skip
     is_head = draft.head is not None  # its RoPE goes as far as the model's, whatever it was trained on
     longest = limits.length if is_head else min(limits.length, draft.max_model_len)
-    steps = DraftSteps(load(own), followed)
+    steps = DraftSteps(load(own, draft), followed)
     return DraftModel(steps, group, config.cache.block_size, longest, tokens, speculation.tokens, is_head=is_head)

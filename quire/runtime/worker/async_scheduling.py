@@ -1,5 +1,5 @@
-"""How many steps may be in flight, and which earlier step a step reads tokens of. This module does not import torch,
-because executors need it before torch is loaded."""
+"""Async scheduling: how many steps may be in flight, and which earlier step a step reads tokens of. Does not import
+torch, because executors need it before torch is loaded."""
 
 from __future__ import annotations
 

@@ -1,0 +1,81 @@
+"""Puts the vectors of images in the place of their placeholder tokens, and keeps those that plans ask for."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from quire.foundation.messages.to_engine import Medium, MediumTensor
+from quire.foundation.messages.workers import Plan
+from quire.models.layers.rotary import Positions
+from quire.models.model import MediaVectors
+from quire.models.vision.tower import Tower
+from quire.planning.images import TOGETHER
+from quire.runtime.worker.host_batch import HostBatch
+from quire.runtime.worker.host_memory import upload
+
+
+class MediaEncoder:
+    """Computes the vectors of images that plans add, and keeps them until plans drop them.
+
+    Args:
+        tower: Computes vectors of images.
+        device: The tower's device.
+    """
+
+    def __init__(self, tower: Tower, device: torch.device) -> None:
+        self._tower = tower
+        self._device = device
+        self._vectors: dict[bytes, Tensor] = {}
+
+    def vectors_of(self, plan: Plan, host: HostBatch) -> MediaVectors | None:
+        """Return the vectors of the plan's `media_rows`, with their places in the step; None: there are none."""
+        for digest in plan.media_dropped:
+            del self._vectors[digest]
+        for start in range(0, len(plan.media_added), TOGETHER):
+            some = plan.media_added[start : start + TOGETHER]
+            for medium, vectors in zip(some, self._tower([self._pixels(medium) for medium in some]), strict=True):
+                self._vectors[medium.digest] = vectors.clone()  # else one that is kept would keep all of them
+        places, vectors_of_pieces = list[np.ndarray[tuple[int], np.dtype[np.int64]]](), list[Tensor]()
+        for row in plan.media_rows:
+            first_token = int(host.first_tokens[row.row])
+            for piece in row.pieces:
+                start = first_token + piece.skip
+                places.append(np.arange(start, start + piece.count))
+                vectors_of_pieces.append(self._vectors[piece.digest][piece.first : piece.first + piece.count])
+        if not places:
+            return None
+        return MediaVectors(upload(np.concatenate(places), self._device), torch.cat(vectors_of_pieces))
+
+    def warm_up(self, size: tuple[int, int]) -> None:
+        """Compute empty images of this height and width, as many as the tower computes at once."""
+        self._tower([torch.zeros((*size, 3), dtype=torch.uint8, device=self._device)] * TOGETHER)
+
+    def _pixels(self, medium: Medium) -> Tensor | dict[str, Tensor]:
+        """Return an image's pixels [height, width, 3] uint8, or what else the tower takes."""
+        if medium.tensors:
+            return {name: _tensor(each).to(self._device) for name, each in medium.tensors.items()}
+        pixels = np.frombuffer(medium.pixels, dtype=np.uint8).reshape(medium.height, medium.width, 3)
+        return torch.from_numpy(pixels.copy()).to(self._device)
+
+
+def with_axes(plan: Plan, host: HostBatch, positions: Positions) -> Positions:
+    """Return the positions of a step with those around images, where the model tells time, rows and columns."""
+    rows = [row for row in plan.media_rows if row.axes]
+    if not rows:
+        return positions
+    assert positions.lengths is not None, "this model's batches have shifted positions"
+    axes = positions.lengths.repeat(3, 1)
+    for row in rows:
+        own = np.frombuffer(row.axes, dtype=np.int64).reshape(3, -1).copy()
+        start = int(host.first_tokens[row.row])
+        axes[:, start : start + own.shape[1]] = upload(own, axes.device)
+    return replace(positions, axes=axes)
+
+
+def _tensor(found: MediumTensor) -> Tensor:
+    values = np.frombuffer(found.content, dtype=np.dtype(found.dtype)).reshape(found.shape)
+    return torch.from_numpy(values.copy())
