@@ -1,0 +1,253 @@
+"""What a model makes of images: from bytes or pictures to what its tower takes, and to tokens of a prompt."""
+
+from __future__ import annotations
+
+import json
+from array import array
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from hashlib import sha256
+from pathlib import Path
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from quire.errors import CheckpointError, ConfigError, RequestError
+from quire.foundation.config import Config
+from quire.foundation.config.media import background_of
+from quire.foundation.messages.to_engine import MediaSpan, Medium, MediumTensor
+from quire.media.decode import Colour, as_rgb, check_pillow, decode
+from quire.models.config_file import processor_settings
+from quire.models.vision.module_spec import ModuleVisionSpec
+from quire.models.vision.vision_spec import ClipSpec, QwenVisionSpec, VisionSpec, read_vision
+
+if TYPE_CHECKING:
+    from PIL.Image import Image
+
+    from quire.media.pixels import ImageProcessor
+
+
+_OF_REQUESTS = "mm_processor_kwargs"
+
+
+class ImageSettings(NamedTuple):
+    """What a request says about its images.
+
+    Attributes:
+        processor: Settings of the image processor that it replaces (`mm_processor_kwargs`).
+        io: How files are read (`media_io_kwargs`); empty: as the server says.
+    """
+
+    processor: Mapping[str, Any] = MappingProxyType({})
+    io: Mapping[str, Any] = MappingProxyType({})
+
+    @classmethod
+    def of(cls, processor: Mapping[str, Any] | None, io: Mapping[str, Any] | None = None) -> ImageSettings:
+        """Make settings of fields that may be missing."""
+        return cls(processor or {}, io or {})
+
+
+NO_SETTINGS = ImageSettings()
+
+
+@dataclass(frozen=True)
+class ModelImages:
+    """Images for one model.
+
+    Attributes:
+        spec: The model's tower.
+        processor: Makes its pixels of pictures.
+        limit: Most images of a prompt; None: as many as fit.
+        stored: The settings of the checkpoint's image processor.
+        replaced: Those that the server replaces.
+        background: What shows through transparent pixels; None: transparency is left out.
+    """
+
+    spec: VisionSpec
+    processor: ImageProcessor
+    limit: int | None = None
+    stored: Mapping[str, Any] = field(default_factory=dict)
+    replaced: Mapping[str, Any] = field(default_factory=dict)
+    background: Colour | None = None
+
+    def with_settings(self, settings: ImageSettings) -> ModelImages:
+        """Return these images under a request's settings. Raises RequestError for those that are not served, or make
+        images larger than the server's do."""
+        try:
+            background = background_of(settings.io) if settings.io else self.background
+        except ValueError as error:
+            raise RequestError(f"media_io_kwargs: {error}.", param="media_io_kwargs") from None
+        if not settings.processor:
+            return replace(self, background=background)
+        both = {**self.replaced, **settings.processor}
+        try:
+            processor = _processor(self.spec, self.stored, both)
+            most, allowed = (self.spec.most_tokens(each) for each in (both, self.replaced))
+        except ConfigError as error:
+            raise RequestError(error.message.removeprefix("--mm-processor-kwargs: "), param=_OF_REQUESTS) from None
+        except (ValueError, TypeError) as error:
+            raise RequestError(f"{_OF_REQUESTS}: {error}.", param=_OF_REQUESTS) from None
+        if most > allowed:
+            raise RequestError(
+                f"{_OF_REQUESTS}: images would have up to {most:,} tokens, and this server's have {allowed:,}: ask for "
+                "fewer pixels.",
+                param=_OF_REQUESTS,
+            )
+        return replace(self, processor=processor, background=background)
+
+    def check_count(self, count: int, longest: int | None = None) -> None:
+        """Raise a RequestError for more images than are allowed, or fit into `longest` tokens."""
+        if self.limit is not None and count > self.limit:
+            raise RequestError(f"A prompt may have at most {self.limit} images on this server, this one has {count}.")
+        least = self.spec.least_tokens
+        if longest is not None and count * least > longest:
+            raise RequestError(
+                f"{count} images of at least {least} tokens each do not fit into the context of {longest} tokens: "
+                "send fewer."
+            )
+
+    def of_file(self, content: bytes) -> Medium:
+        """Return the image of a file's content. Raises RequestError if it cannot be read."""
+        return self._medium(decode(content, self.background))
+
+    def of_picture(self, picture: Any) -> Medium:
+        """Return the image of a Pillow picture, or of an array [height, width, 3] uint8. Raises RequestError for
+        anything else."""
+        import numpy as np
+        from PIL import Image
+
+        if isinstance(picture, np.ndarray):
+            if picture.dtype != np.uint8 or picture.ndim != 3 or picture.shape[2] != 3 or not picture.size:
+                raise RequestError("An image as an array has the shape [height, width, 3] and the dtype uint8.")
+            picture = Image.fromarray(picture)
+        if not isinstance(picture, Image.Image):
+            raise RequestError(f"An image is a PIL.Image or an array, got {type(picture).__name__}.")
+        return self._medium(as_rgb(picture, self.background))
+
+    def _medium(self, image: Image) -> Medium:
+        picture = self.processor.picture(image)
+        (height, width), content = picture.pixels.shape[:2], picture.pixels.tobytes()
+        tensors = {
+            name: MediumTensor(each.dtype.str, each.shape, each.tobytes()) for name, each in picture.tensors.items()
+        }
+        digest = sha256(self._settings + f"{height} {width}".encode() + b"\0" + content)
+        for name, each in tensors.items():
+            digest.update(f"\0{name} {each.dtype} {each.shape}\0".encode() + each.content)
+        shape = picture.tokens, content, picture.rows, picture.columns
+        return Medium(digest.digest(), height, width, *shape, tensors, picture.places, picture.text)
+
+    @cached_property
+    def _settings(self) -> bytes:
+        return json.dumps(self.processor.settings, sort_keys=True).encode()
+
+    def placed(self, tokens: Sequence[int], media: Sequence[Medium]) -> tuple[list[int], list[MediaSpan]]:
+        """Return a prompt with as many placeholder tokens for each image as it has vectors, and where they are.
+
+        Args:
+            tokens: The prompt; each image has one placeholder token, or as many as it has vectors.
+            media: Its images, in order.
+
+        Raises:
+            RequestError: There are more or fewer placeholders than images.
+        """
+        token = self.spec.placeholder
+        found = [place for place, each in enumerate(tokens) if each == token]
+        if found and len(found) == sum(_vectors(medium) for medium in media) != len(media):
+            return list(tokens), _in_place(tokens, found, media)
+        if len(found) != len(media):
+            raise RequestError(
+                f"The prompt has {len(found)} placeholders for images and {len(media)} images: write one for each, and "
+                "none into texts."
+            )
+        placed, spans, start = list[int](), list[MediaSpan](), 0
+        for place, medium in zip(found, media, strict=True):
+            placed += tokens[start:place]
+            text = _numbers(medium.text) if medium.text else [token] * medium.count
+            spans.append(MediaSpan(len(placed) + text.index(self.spec.image_token), medium))
+            placed += text
+            start = place + 1
+        return placed + list(tokens[start:]), spans
+
+
+def _numbers(packed: bytes) -> list[int]:
+    return array("i", packed).tolist()
+
+
+def _vectors(medium: Medium) -> int:
+    return len(medium.places) // array("i").itemsize or medium.count
+
+
+def _in_place(tokens: Sequence[int], found: Sequence[int], media: Sequence[Medium]) -> list[MediaSpan]:
+    """Return the spans of images whose placeholders are there already, one for each vector."""
+    spans, first = [], 0
+    for medium in media:
+        count = _vectors(medium)
+        places = found[first : first + count]
+        if places[-1] - places[0] != medium.count - 1:
+            raise RequestError(f"The placeholders of an image must stand together, all {count} of them.")
+        if medium.text:
+            text = _numbers(medium.text)
+            begin = places[0] - text.index(tokens[places[0]])
+            if begin < 0 or list(tokens[begin : begin + len(text)]) != text:
+                raise RequestError("The tokens around an image's placeholders must be those of the model's processor.")
+        spans.append(MediaSpan(places[0], medium))
+        first += count
+    return spans
+
+
+def load_model_images(config: Config) -> ModelImages | None:
+    """Return what a model makes of images under resolved settings; None if it reads text alone.
+
+    Raises:
+        ConfigError: Pillow is not installed, or --mm-processor-kwargs has something that is not served.
+        CheckpointError: The settings of the checkpoint's image processor are not served.
+    """
+    directory, replaced = Path(config.model.model), config.media.mm_processor_kwargs
+    reads = (directory / "config.json").is_file() and not config.model.language_model_only
+    spec = _tower_of(config) if reads and read_vision(directory) is not None else None
+    if spec is None:
+        if replaced and not config.model.language_model_only:
+            raise ConfigError("--mm-processor-kwargs: this model reads text alone.", param="mm_processor_kwargs")
+        return None
+    check_pillow()
+    stored, background = processor_settings(directory, "image_processor"), background_of(config.media.media_io_kwargs)
+    return ModelImages(spec, _processor(spec, stored, replaced), config.media.max_images, stored, replaced, background)
+
+
+def _tower_of(config: Config) -> VisionSpec | None:
+    from quire.models.spec import spec_of  # with all families, which servers of text alone need not wait for
+
+    return spec_of(config.model).vision
+
+
+def _processor(spec: VisionSpec, settings: Mapping[str, Any], replaced: Mapping[str, Any]) -> ImageProcessor:
+    from quire.media.clip_processor import ClipProcessor  # which import numpy
+    from quire.media.module_processor import ModuleProcessor
+    from quire.media.qwen_processor import QwenProcessor
+
+    kinds: dict[type[VisionSpec], Any] = {
+        ClipSpec: ClipProcessor,
+        QwenVisionSpec: QwenProcessor,
+        ModuleVisionSpec: ModuleProcessor,
+    }
+    kind, known = kinds[type(spec)], kinds[type(spec)].SETTINGS
+    if unknown := sorted(replaced.keys() - set(known)):
+        raise ConfigError(
+            f"--mm-processor-kwargs: '{unknown[0]}' is not supported, only {', '.join(known)}."
+            if known
+            else "--mm-processor-kwargs: this model's processor is transformers' own, with the checkpoint's settings.",
+            param="mm_processor_kwargs",
+        )
+    if "size" in replaced:  # which earlier names would replace in turn
+        settings = {name: value for name, value in settings.items() if name not in ("min_pixels", "max_pixels")}
+    try:
+        both = {**settings, **replaced}
+        found: ImageProcessor = kind(spec, both)
+        return found
+    except ValueError as error:
+        if replaced:
+            raise ConfigError(f"--mm-processor-kwargs: {error}.", param="mm_processor_kwargs") from None
+        raise CheckpointError(
+            f"The settings of the checkpoint's image processor are not served: {error}. --language-model-only serves "
+            "its text model."
+        ) from None

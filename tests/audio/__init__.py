@@ -1,0 +1,1 @@
+"""Sounds: features, encoders and transcripts."""
