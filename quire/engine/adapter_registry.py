@@ -15,8 +15,8 @@ import msgspec
 from quire.errors import CheckpointError
 from quire.foundation.config.lora import LoraConfig
 from quire.foundation.messages.to_engine import Adapter, Control
-from quire.foundation.messages.workers import AdapterLoaded
-from quire.runtime.executor.executor import AdapterLoader
+from quire.foundation.messages.workers import AdapterLoaded, LoadAdapter
+from quire.runtime.executor.executor import Orders
 
 _POLL_S = 0.001
 _log = logging.getLogger(__name__)
@@ -26,10 +26,10 @@ Answer = Callable[[Control, dict[str, Any] | None, str], None]
 
 
 class AdapterRegistry:
-    """Adapters by name, first those of the start, which `loader` reads."""
+    """Adapters by name, first those of the start, which `orders` read."""
 
-    def __init__(self, loader: AdapterLoader, adapters: Sequence[Adapter], answer: Answer) -> None:
-        self._loader = loader
+    def __init__(self, orders: Orders, adapters: Sequence[Adapter], answer: Answer) -> None:
+        self._orders = orders
         self._by_name = {adapter.name: adapter for adapter in adapters}
         self._answer = answer
         self._loading: list[Control] = []
@@ -48,7 +48,7 @@ class AdapterRegistry:
         """Load or unload an adapter; running requests keep theirs."""
         if message.action == "load_adapter":
             self._loading.append(message)
-            self._loader.load(Adapter(message.value["name"], message.value["path"], ""), 0)
+            self._orders.post(LoadAdapter(Adapter(message.value["name"], message.value["path"], ""), 0))
         elif self._by_name.pop(message.value["name"], None) is None:
             self._answer(message, None, f"There is no adapter '{message.value['name']}'.")
         else:
@@ -63,7 +63,7 @@ class AdapterRegistry:
             self._answer(message, msgspec.structs.asdict(each.adapter), each.error)
 
 
-def load_modules(lora: LoraConfig, loader: AdapterLoader | None, *, is_restart: bool = False) -> list[Adapter]:
+def load_modules(lora: LoraConfig, orders: Orders, *, is_restart: bool = False) -> list[Adapter]:
     """Read the adapters of --lora-modules, before anything is served.
 
     Args:
@@ -76,12 +76,11 @@ def load_modules(lora: LoraConfig, loader: AdapterLoader | None, *, is_restart: 
     modules = lora.modules
     if not modules:
         return []
-    assert loader is not None, "--lora-modules needs --enable-lora"
     for name, path in modules.items():
-        loader.load(Adapter(name, path, ""), 0)
+        orders.post(LoadAdapter(Adapter(name, path, ""), 0))
     loaded: list[AdapterLoaded] = []
     while len(loaded) < len(modules):
-        loaded += loader.loaded()
+        loaded += [done for done in orders.done() if isinstance(done, AdapterLoaded)]
         time.sleep(_POLL_S)
     for each in (each for each in loaded if each.error):
         if not is_restart:

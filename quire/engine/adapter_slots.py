@@ -10,8 +10,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from quire.foundation.messages.to_engine import Adapter, Add
-from quire.foundation.messages.workers import AdapterLoaded
-from quire.runtime.executor.executor import AdapterLoader
+from quire.foundation.messages.workers import AdapterLoaded, LoadAdapter
+from quire.runtime.executor.executor import Orders
 from quire.scheduling.scheduler.request import Request
 from quire.scheduling.scheduler.scheduler import Scheduler
 
@@ -44,11 +44,11 @@ class _Slot:
 
 
 class AdapterSlots:
-    """Gives slots, which `loader` fills, to requests in the order in which they came."""
+    """Gives slots, which `orders` fill, to requests in the order in which they came."""
 
-    def __init__(self, scheduler: Scheduler, loader: AdapterLoader, number: int) -> None:
+    def __init__(self, scheduler: Scheduler, orders: Orders, number: int) -> None:
         self._scheduler = scheduler
-        self._loader = loader
+        self._orders = orders
         self._slots = [_Slot(each) for each in range(1, number + 1)]
         self._by_digest: dict[str, _Slot] = {}
         self._waiting: dict[int, Adapter] = {}  # in order of arrival
@@ -166,7 +166,7 @@ class AdapterSlots:
             del self._by_digest[slot.adapter.digest]
         slot.adapter, slot.ready = adapter, False
         self._by_digest[adapter.digest] = slot
-        self._loader.load(adapter, slot.number)
+        self._orders.post(LoadAdapter(adapter, slot.number))
         return slot
 
     def _is_free(self, slot: _Slot) -> bool:

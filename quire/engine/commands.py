@@ -12,7 +12,7 @@ from quire.engine.adapter_registry import AdapterRegistry
 from quire.engine.port import Port
 from quire.foundation.messages.from_engine import Done
 from quire.foundation.messages.to_engine import CLIENT_SHIFT, Adapter, Control, PauseMode
-from quire.runtime.executor.executor import AdapterLoader
+from quire.runtime.executor.executor import Orders
 from quire.scheduling.scheduler.scheduler import Scheduler
 
 PAUSE_MODES: tuple[PauseMode, ...] = get_args(PauseMode)
@@ -81,7 +81,7 @@ class Commands:
         scheduler: Scheduler,
         port: Port,
         abort: Callable[[int], object],
-        loader: AdapterLoader | None = None,
+        orders: Orders | None = None,
         adapters: Sequence[Adapter] = (),
         frame: Callable[[int, int], dict[str, Any]] | None = None,
     ) -> None:
@@ -92,7 +92,7 @@ class Commands:
         self._frame = frame
         self._drains: list[Control] = []  # not answered yet, like pauses
         self._pauses: list[Control] = []
-        self.adapters = None if loader is None else AdapterRegistry(loader, adapters, self._answer)
+        self.adapters = None if orders is None else AdapterRegistry(orders, adapters, self._answer)
 
     @property
     def draining(self) -> bool:
@@ -126,7 +126,7 @@ class Commands:
             case ["frame"] if self._frame is not None:
                 self._answer(message, self._frame(message.id >> CLIENT_SHIFT, int(message.value.get("seen", 0))))
             case ["reset_prefix_cache"]:
-                self._scheduler.pool.reset_prefix_cache()
+                self._scheduler.reset_prefix_cache()
                 self._answer(message)
             case _:
                 self._answer(message, error=f"unknown action '{message.action}'")
@@ -149,6 +149,7 @@ class Commands:
 
 def counts(scheduler: Scheduler) -> dict[str, int]:
     """How much is held and how much is free, for leak tests."""
+    states = scheduler.states
     return {
         "requests": len(list(scheduler.requests())),
         "running": len(scheduler.running),
@@ -161,4 +162,5 @@ def counts(scheduler: Scheduler) -> dict[str, int]:
         "free_host_blocks": scheduler.host.num_free,
         "host_blocks": scheduler.host.num_blocks,
         "preemptions": scheduler.stats.preemptions,
+        **({} if states is None else {"free_states": states.pool.num_free, "states": states.pool.num_blocks}),
     }

@@ -37,7 +37,7 @@ from quire.foundation.messages.to_engine import (
     Control,
     ToEngine,
 )
-from quire.foundation.messages.workers import DeviceLimits, MaskedDrafts
+from quire.foundation.messages.workers import AdapterLoaded, DeviceLimits, MaskedDrafts
 from quire.foundation.processes.launch import Pulse
 from quire.runtime.executor.executor import Executor
 from quire.scheduling.scheduler.request import Request
@@ -90,10 +90,11 @@ class EngineCore:
         self._clients = ClientLiveness(clock)
         self._steps = StepStats(clock.now(), shortest_limit_s(config.parallel))
         self._frames: dict[int, EngineFrames] = {}  # by client: each puts together the parts that it was told
-        self._commands = Commands(self._scheduler, port, self._abort, executor.adapters, adapters, self._frame)
+        loads = executor.orders if config.lora.enable_lora else None
+        self._commands = Commands(self._scheduler, port, self._abort, loads, adapters, self._frame)
         self._adapter_slots = None
-        if executor.adapters is not None:
-            self._adapter_slots = AdapterSlots(self._scheduler, executor.adapters, config.lora.max_loras)
+        if loads is not None:
+            self._adapter_slots = AdapterSlots(self._scheduler, loads, config.lora.max_loras)
             for adapter in adapters:
                 if adapter.name in config.lora.lora_pinned:
                     self._adapter_slots.pin(adapter)
@@ -115,7 +116,7 @@ class EngineCore:
         if self._masks is not None:
             self._finish(self._masks.release_prepared())
         self._finish(self._scheduler.expire())
-        self._update_adapters()
+        self._take_orders()
         if not self._pausing.frozen:
             self._isolation.update()
             self._plan_ahead()
@@ -131,10 +132,10 @@ class EngineCore:
         self._commands.answer_due()
         self._send_heartbeats()
 
-    def _update_adapters(self) -> None:
+    def _take_orders(self) -> None:
         if self._adapter_slots is not None:
-            assert self._executor.adapters is not None and self._commands.adapters is not None
-            loaded = self._executor.adapters.loaded()
+            assert self._commands.adapters is not None
+            loaded = [each for each in self._executor.orders.done() if isinstance(each, AdapterLoaded)]
             self._commands.adapters.update([each for each in loaded if not each.slot])
             self._finish(self._adapter_slots.update([each for each in loaded if each.slot]))
 
@@ -329,6 +330,7 @@ class EngineCore:
             waiting_tokens=waiting.num_tokens,
             free_blocks=scheduler.pool.num_free,
             num_blocks=scheduler.pool.num_blocks,
+            retained_blocks=scheduler.pool.num_retained,
             preemptions=stats.preemptions,
             prefix_queries=stats.prefix_queries,
             prefix_hits=stats.prefix_hits,
@@ -344,9 +346,13 @@ class EngineCore:
             block_size=scheduler.pool.block_size,
             ready_host_blocks=scheduler.host.num_blocks,
             queued_tokens=waiting.queued_tokens,
+            queue_delay_s=stats.queue_delay.smallest(self._clock.now()) if scheduler.is_saturated else 0.0,
             tokens_per_s=self._throughput.tokens_per_s,
             expected_output=scheduler.expected_output,
             paused=self._pausing.mode,
             running_adapters=slots.running if slots else [],
             waiting_adapters=slots.waiting if slots else [],
+            states=None if scheduler.states is None else scheduler.states.load(),
+            tier=None if scheduler.tier is None else scheduler.tier.usage(),
+            media=None if scheduler.media is None else scheduler.media.load(),
         )

@@ -120,7 +120,7 @@ class InProcessClient:
         self._clock = clock or SystemClock()
         self._port = _QueuePort()
         device_limits = executor.start()
-        adapters = load_modules(config.lora, executor.adapters)
+        adapters = load_modules(config.lora, executor.orders)
         info = runtime_info or ModelRuntimeInfo()
         self._core = EngineCore(config, device_limits, info, executor, self._port, self._clock, masker, None, adapters)
         # A worker's thread that outlives the interpreter ends the process by SIGABRT.

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import hashlib
+import logging
 import signal
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from time import thread_time
 from types import FrameType
+
+import msgspec
 
 from quire.engine.adapter_registry import load_modules
 from quire.engine.build import build_model_runtime_info
@@ -18,16 +23,21 @@ from quire.foundation.clock import Clock, SystemClock
 from quire.foundation.config import Config
 from quire.foundation.processes import garbage
 from quire.foundation.processes.launch import PULSE_S, STOP_ENGINE, GroupEnds, LaunchConfig, SendReport, StatusReport
+from quire.foundation.processes.shared_memory import HostBlockMemory
 from quire.models.spec import spec_of
 from quire.planning.step_limits import StepLimits
 from quire.runtime.executor.executor import Executor
 from quire.runtime.executor.factory import build_executor
+from quire.scheduling.kvcache.host_index import HostIndex, index_bytes
+from quire.version import __version__
+
+_log = logging.getLogger(__name__)
 
 
 def main(
     launch: LaunchConfig,
     report: SendReport,
-    make_executor: Callable[[Config, Clock, GroupEnds | None], Executor] = build_executor,
+    make_executor: Callable[[Config, Clock, GroupEnds | None, memoryview | None], Executor] = build_executor,
 ) -> None:
     """Load the model, then turn the loop until STOP_ENGINE. What fails is not closed: the process ends at once."""
     signal.signal(signal.SIGTERM, signal.SIG_IGN)  # the supervisor says when it is time to end
@@ -39,12 +49,16 @@ def main(
 
     clock, config, directory = SystemClock(), launch.config, Path(launch.directory)
     port = ZmqPort(directory, launch.engine)
-    executor = make_executor(config, clock, launch.group)
+    memory = host_block_memory(launch)
+    executor = make_executor(config, clock, launch.group, None if memory is None else memory.blocks)
     device_limits = executor.start()
     runtime_info = build_model_runtime_info(config, spec_of(config.model))
+    if memory is not None:
+        index = HostIndex(memory.index[: index_bytes(device_limits.num_host_blocks)], contents_digest(config))
+        runtime_info = replace(runtime_info, host_index=index)
     masker = bitmask_source(config, device_limits.vocab_size)
     flight = FlightRecorder(directory, launch.engine, executor.max_in_flight, StepLimits.of(config).rows)
-    adapters = load_modules(config.lora, executor.adapters, is_restart=launch.engine.epoch > 0)
+    adapters = load_modules(config.lora, executor.orders, is_restart=launch.engine.epoch > 0)
     core = EngineCore(config, device_limits, runtime_info, executor, port, clock, masker, flight, adapters)
     signal.signal(STOP_ENGINE, stop)
     garbage.begin_serving()
@@ -54,6 +68,27 @@ def main(
         masker.close()
     executor.close()
     port.close()
+
+
+def host_block_memory(launch: LaunchConfig) -> HostBlockMemory | None:
+    """Open the memory for host blocks that outlives this process; None if there is none."""
+    if not launch.host_memory:
+        return None
+    try:
+        return HostBlockMemory(launch.config.cache.host_bytes(launch.config.parallel.ranks), launch.host_memory)
+    except OSError as error:
+        _log.warning("host pool   is of this process alone, and lost when it dies: %s", error)
+        return None
+
+
+def contents_digest(config: Config) -> bytes:
+    """Return 32 bytes that differ if keys and values are computed in another way: by another version, settings of the
+    model, or files of its directory, as far as names, sizes and times tell."""
+    path = Path(config.model.model)
+    files = sorted(path.iterdir()) if path.is_dir() else [path]
+    seen = [(file.name, (found := file.stat()).st_size, found.st_mtime_ns) for file in files]
+    settings = (config.model, config.kv_dtype, config.cache.block_size, config.cache.kv_offloading_size)
+    return hashlib.sha256(msgspec.json.encode((__version__, settings, seen))).digest()
 
 
 def turn_until(stopping: Callable[[], bool], core: EngineCore, clock: Clock, report: SendReport) -> None:

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from copy import copy
 from typing import Any
 
-from quire.engine.structured_output.masks import grammar_masks
+from quire.engine.structured_output.grammar_masks import grammar_masks
 from quire.engine.token_bitmasks import Drafts, Masks, TokenBitmaskSource
 from quire.errors import QuireError
 from quire.foundation.config import Config

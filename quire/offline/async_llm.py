@@ -9,8 +9,9 @@ import asyncio
 import atexit
 import itertools
 import threading
-from collections.abc import AsyncGenerator, Callable, Iterable, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import asynccontextmanager
 from typing import Any, Unpack
 
 from quire.errors import EngineDeadError, GenerationError
@@ -20,10 +21,13 @@ from quire.foundation.messages.to_engine import Adapter, Control, PauseMode
 from quire.offline.adapters import LoRARequest, adapter_of, load_command
 from quire.offline.engine_settings import AsyncEngineSettings
 from quire.offline.engine_thread import CLOSED, EngineThread
-from quire.offline.open_streams import OpenStreams
+from quire.offline.open_streams import OpenStream, OpenStreams
+from quire.offline.pooled_requests import params_of, pooled_output, pooled_sequence
 from quire.offline.prompts import ConversationRenderer, Message, ParsedPrompt, Prompt, parse_prompt
 from quire.offline.signature import LOG_SETTINGS, shows_settings
-from quire.outputs import RequestOutput
+from quire.offline.texts import TextOptions, texts_of
+from quire.outputs import PoolingRequestOutput, RequestOutput
+from quire.pooling_params import PoolingParams, PoolingTask
 from quire.sampling_params import SamplingParams
 from quire.text.sequence_accumulator import SequenceAccumulator
 from quire.text.tokenizer import Tokenizer
@@ -43,8 +47,8 @@ EngineArgs = AsyncEngineArgs
 
 
 class AsyncLLM:
-    """A model, ready to generate for many coroutines of one event loop at a time. It may change to another loop when no
-    request is open. After a fork, the child process needs an AsyncLLM of its own.
+    """A model, ready to generate, or to make vectors of texts, for many coroutines of one event loop at a time. It may
+    change to another loop when no request is open. After a fork, the child process needs an AsyncLLM of its own.
 
     Arguments, `startup` and errors are those of LLM.
     """
@@ -94,7 +98,11 @@ class AsyncLLM:
             EngineDeadError: A step failed, `shutdown` was called, or this is a fork of the process that made it.
         """
         return self._generate(
-            lambda: parse_prompt(prompt, self._local.tokenizer), sampling_params, request_id, lora_request, priority
+            lambda: parse_prompt(prompt, self._local.tokenizer, self._local.images),
+            sampling_params,
+            request_id,
+            lora_request,
+            priority,
         )
 
     def chat(
@@ -114,9 +122,43 @@ class AsyncLLM:
         """
 
         def render() -> ParsedPrompt:
-            return ConversationRenderer(self._local.text, **options).prompt(messages)
+            return ConversationRenderer(self._local.text, images=self._local.images, **options).prompt(messages)
 
         return self._generate(render, sampling_params, request_id, lora_request, priority)
+
+    async def encode(
+        self,
+        prompt: Prompt,
+        pooling_params: PoolingParams | None = None,
+        request_id: str | None = None,
+        *,
+        lora_request: LoRARequest | None = None,
+        priority: int = 0,
+        pooling_task: PoolingTask | None = None,
+        truncate_prompt_tokens: int | None = None,
+        tokenization_kwargs: Mapping[str, Any] | None = None,
+    ) -> AsyncGenerator[PoolingRequestOutput[Any], None]:
+        """The one output of a text: what the model makes of it by a task, a tensor as from `LLM.encode`.
+
+        Args:
+            pooling_task: See PoolingTask; by default that of `pooling_params`, or else the model's first.
+            truncate_prompt_tokens: Use only so many tokens of the text; -1 for as many as fit; by default a text that
+                is too long is refused.
+            tokenization_kwargs: May have `truncation`, `max_length` and `add_special_tokens`.
+
+        Other arguments and errors are those of `generate`.
+        """
+        options = TextOptions.of(truncate_prompt_tokens, tokenization_kwargs)
+        params = params_of(pooling_params, pooling_task, self._local.pooling)
+
+        def prepare(adapter: Adapter | None) -> tuple[str | None, list[SequenceAccumulator]]:
+            (text,) = texts_of(self._local, self._local.pooling, [prompt], options)
+            return None, [pooled_sequence(self._local, text, params, priority, adapter)]
+
+        async with self._opened(prepare, request_id, lora_request) as stream:
+            while not stream.finished:
+                await stream.next()
+            yield pooled_output(stream.name, stream.sequences[0])
 
     async def abort(self, request_id: str | Iterable[str]) -> None:
         """End requests now. Their streams end with finish_reason `abort`. Unknown ids are ignored."""
@@ -221,31 +263,38 @@ class AsyncLLM:
         lora_request: LoRARequest | None,
         priority: int,
     ) -> AsyncGenerator[RequestOutput, None]:
-        with self._attaching:
-            self._attach()
-        asked = params or SamplingParams(**self._local.text.defaults.fill({}))
-        adapter = None if lora_request is None else await self._adapter(lora_request)
-
-        def prepare() -> tuple[str | None, list[SequenceAccumulator]]:
+        def prepare(adapter: Adapter | None) -> tuple[str | None, list[SequenceAccumulator]]:
+            asked = params or SamplingParams(**self._local.text.defaults.fill({}))
             prompt = parse()
             return prompt.text, self._local.sequences(prompt, asked, priority, adapter)
 
-        text, sequences = await asyncio.get_running_loop().run_in_executor(self._preparing, prepare)
-        with self._attaching:
-            self._attach()  # another event loop may have been here meanwhile
-            stream = self._streams.submit(name, text, sequences)
-        try:
+        async with self._opened(prepare, name, lora_request) as stream:
             while True:
-                await stream.changed.wait()
-                stream.changed.clear()
-                if stream.error is not None:
-                    raise stream.error
+                await stream.next()
                 finished = stream.finished
                 output = stream.output(self._local)
                 if output is not None:
                     yield output
                 if finished:
                     return
+
+    @asynccontextmanager
+    async def _opened(
+        self,
+        prepare: Callable[[Adapter | None], tuple[str | None, list[SequenceAccumulator]]],
+        name: str | None,
+        lora_request: LoRARequest | None,
+    ) -> AsyncIterator[OpenStream]:
+        """The stream of a request, which is aborted if it is left before its end."""
+        with self._attaching:
+            self._attach()
+        adapter = None if lora_request is None else await self._adapter(lora_request)
+        text, sequences = await asyncio.get_running_loop().run_in_executor(self._preparing, prepare, adapter)
+        with self._attaching:
+            self._attach()  # another event loop may have been here meanwhile
+            stream = self._streams.submit(name, text, sequences)
+        try:
+            yield stream
         finally:
             self._streams.leave(stream, engine_lives=self._engine.failure is None)
 

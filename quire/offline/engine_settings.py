@@ -23,6 +23,10 @@ class EngineSettings(TypedDict, total=False):
     dtype: Literal["auto", "bfloat16", "float", "float16", "float32", "half"] | torch.dtype
     quantization: str | None
     model_impl: Literal["auto", "quire", "transformers", "vllm"]
+    runner: Literal["auto", "generate", "pooling"]
+    convert: Literal["auto", "none", "embed", "classify"]
+    pooler_config: Mapping[str, Any]
+    language_model_only: bool
     max_model_len: int | str | Literal["auto"] | None
     revision: str | None
     tokenizer_revision: str | None
@@ -43,8 +47,14 @@ class EngineSettings(TypedDict, total=False):
     gpu_memory_utilization: float | str | None
     kv_cache_memory_bytes: int | str | None
     enable_prefix_caching: bool
+    prompt_cache_share: float | str
     swap_space: float | str
+    kv_offloading_size: float | str | None
     num_gpu_blocks_override: int | str | None
+    mamba_cache_mode: Literal["align", "none"]
+    mamba_block_size: int | str | None
+    mamba_cache_share: float | str
+    num_states_override: int | str | None
     max_num_seqs: int | str | None
     max_num_batched_tokens: int | str | None
     long_prefill_token_threshold: int | str
@@ -52,7 +62,8 @@ class EngineSettings(TypedDict, total=False):
     performance_mode: Literal["balanced", "interactivity", "throughput"] | None
     max_queued_requests: int | str | None
     max_queued_tokens: int | str | None
-    max_queue_time: float | str
+    max_queue_time: float | str | None
+    overload_queue_time: float | str | None
     preemption_mode: Literal["recompute", "swap"] | None
     device: Literal["auto", "cuda", "cpu"]
     enforce_eager: bool
@@ -79,6 +90,12 @@ class EngineSettings(TypedDict, total=False):
     max_lora_rank: int | str
     max_cpu_loras: int | str | None
     lora_pinned: Sequence[str]
+    limit_mm_per_prompt: Mapping[str, Any]
+    mm_processor_kwargs: Mapping[str, Any]
+    media_io_kwargs: Mapping[str, Any]
+    mm_processor_cache_gb: float | str
+    allowed_media_domains: Sequence[str]
+    allowed_local_media_path: str | None
     chat_template: str | None
     reasoning_parser: str | None
     log_format: Literal["text", "json"]

@@ -17,6 +17,7 @@ from quire.foundation.processes.garbage import rare_collection
 from quire.offline.adapters import LoRARequest, for_each
 from quire.offline.engine_settings import EngineSettings
 from quire.offline.local_engine import LocalEngine, no_sampling_params
+from quire.offline.pooling import PoolingMethods
 from quire.offline.progress_bar import shown_bar
 from quire.offline.prompts import (
     ConversationRenderer,
@@ -40,9 +41,7 @@ if TYPE_CHECKING:
     from quire.engine.metrics.reader import Metric
 
 
-_TEXT_ONLY = " This version generates text: use generate or chat."
 _ABSENT = {
-    **dict.fromkeys(("classify", "embed", "encode", "pooling", "reward", "score", "token_classify"), _TEXT_ONLY),
     "sleep": " Free the memory with close(), and make another LLM later.",
     "wake_up": " Make another LLM.",
     "collective_rpc": " Processes of an engine take no calls: see logits_processors for code of your own in it.",
@@ -52,8 +51,8 @@ _ABSENT = {
 """What to do instead of calling a method of vLLM's."""
 
 
-class LLM:
-    """A model, ready to generate.
+class LLM(PoolingMethods):
+    """A model, ready to generate, or to make vectors and labels of texts (`embed`, `classify`, `score`, `encode`).
 
     Threads may share an LLM: their calls run one after the other, each with all its prompts. `AsyncLLM` runs requests
     of many callers together. After a fork, the child process needs an LLM of its own.
@@ -78,7 +77,7 @@ class LLM:
     ) -> None:
         self._local = LocalEngine("LLM", model, settings, "throughput")
         self._config, self._text, self._engine = self._local.config, self._local.text, self._local.client
-        self._submission = self._local.submission
+        self._input_processor = self._local.input_processor
         self.startup: dict[str, float] = self._local.startup
         self._numbers = itertools.count()  # of requests
         self._metrics = None if disable_log_stats else OfflineMetrics(self._local)
@@ -110,7 +109,7 @@ class LLM:
         params = self._params_for(len(several), sampling_params)
         if priority is not None and (not isinstance(priority, Sequence) or len(priority) != len(several)):
             raise RequestError(f"{len(several)} prompts need a list of as many priorities.", param="priority")
-        parsed = (parse_prompt(prompt, self._local.tokenizer) for prompt in several)
+        parsed = (parse_prompt(prompt, self._local.tokenizer, self._local.images) for prompt in several)
         return self._run(parsed, params, use_tqdm, lora_request, priority)
 
     def chat(
@@ -150,6 +149,7 @@ class LLM:
             chat_template=chat_template,
             tools=tools,
             chat_template_kwargs=chat_template_kwargs,
+            images=self._local.images,
         )
         prompts = list(map(renderer.prompt, as_conversations(messages)))
         return self._run(prompts, self._params_for(len(prompts), sampling_params), use_tqdm, lora_request)
@@ -179,7 +179,9 @@ class LLM:
             self._check_beams(params)
             parsed = [parse_prompt(prompt, self._local.tokenizer).tokens for prompt in as_prompts(prompts)]
             for tokens in parsed:
-                self._submission.adds(tokens, SamplingParams(max_tokens=params.max_tokens))  # raises if it does not fit
+                self._input_processor.adds(
+                    tokens, SamplingParams(max_tokens=params.max_tokens)
+                )  # raises if it does not fit
             adapters = self._local.adapters.load_all(for_each(lora_request, len(parsed)))
             found: list[BeamSearchOutput] = []
             tokenizer, step = self._text.tokenizer, params.step()
@@ -271,7 +273,7 @@ class LLM:
     ) -> list[TokenLogprobs]:
         """The likeliest next tokens of each sequence with its adapter, for one step of beam search."""
         adds = [
-            self._submission.adds(tokens, params, adapter=adapter)[0]
+            self._input_processor.adds(tokens, params, adapter=adapter)[0]
             for tokens, adapter in zip(sequences, adapters, strict=True)
         ]
         gathered = [self._local.sequence(add, 0) for add in adds]

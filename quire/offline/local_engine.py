@@ -20,8 +20,8 @@ import msgspec
 
 from quire.engine.build import build_model_runtime_info
 from quire.engine.inprocess import InProcessClient
+from quire.engine.input_processor import InputProcessor
 from quire.engine.structured_output.checker import GrammarChecker
-from quire.engine.submission import Submission
 from quire.engine.thinking_budgets import bitmask_source
 from quire.errors import ConfigError, EngineDeadError, RequestError
 from quire.foundation.clock import SystemClock
@@ -34,6 +34,7 @@ from quire.foundation.messages.to_engine import Adapter, Add
 from quire.foundation.processes.notebook import is_notebook
 from quire.logits_processors import import_path
 from quire.offline.adapters import LocalAdapters
+from quire.offline.images import LocalImages
 from quire.offline.prompts import ParsedPrompt
 from quire.outputs import RequestOutput
 from quire.planning.auto_config import resolve
@@ -68,6 +69,7 @@ class LocalEngine:
         resolved = resolve(config)
         self.config = resolved.config
         self.text = load_model_text(self.config)
+        self.images = LocalImages(self.config)
         runtime_info, clock = build_model_runtime_info(self.config, resolved.spec), SystemClock()
         self.client = InProcessClient(
             self.config,
@@ -81,10 +83,11 @@ class LocalEngine:
         ready = self.client.receive(None)
         assert isinstance(ready, Ready)
         self.startup: dict[str, float] = ready.startup
+        self.pooling = ready.pooling
         if is_notebook():
             print(self._report(ready, time.monotonic() - began), file=sys.stderr, flush=True)
         seeds = random.Random(self.config.model.seed)
-        self.submission = Submission(
+        self.input_processor = InputProcessor(
             self.client.number,
             ready,
             self.text.eos_ids,
@@ -147,7 +150,7 @@ class LocalEngine:
         tokenizer = self.text.tokenizer
         if tokenizer is None and params.detokenize:
             params = msgspec.structs.replace(params, detokenize=False)
-        adds = self.submission.adds(
+        adds = self.input_processor.adds(
             prompt.tokens,
             params,
             priority=priority,
@@ -156,6 +159,8 @@ class LocalEngine:
             grammar=self._grammar(params, prompt.turn),
             thinking=thinking_budget(params.thinking_token_budget, self._reasoning(params), tokenizer, prompt.turn),
             adapter=adapter,
+            media=prompt.media,
+            source=prompt.source,
         )
         return [self.sequence(add, index) for index, add in enumerate(adds)]
 
@@ -194,7 +199,7 @@ class LocalEngine:
         behind = ""
         if turn is not None:
             behind = reasoning_in_front(self._reasoning_parser, turn, self.text.special_tokens)
-        return self._grammars.grammar(asked, behind)
+        return self._grammars.check(asked, behind).grammar
 
     def _reasoning(self, params: SamplingParams) -> str | None:
         """The reasoning parser, if a request needs it: finding it loads the chat template."""

@@ -32,6 +32,13 @@ class OpenStream:
     def finished(self) -> bool:
         return all(sequence.choice.finished for sequence in self.sequences)
 
+    async def next(self) -> None:
+        """Wait for something new. Raises what ended the stream."""
+        await self.changed.wait()
+        self.changed.clear()
+        if self.error is not None:
+            raise self.error
+
     def output(self, local: LocalEngine) -> RequestOutput | None:
         """The next output for the reader, which later ones do not change; None if there is none."""
         if self.kind is RequestOutputKind.DELTA:

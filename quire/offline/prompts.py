@@ -10,12 +10,16 @@ from typing import Any, NamedTuple, NotRequired, TypedDict
 import msgspec
 
 from quire.errors import ConfigError, RequestError
+from quire.foundation.messages.to_engine import MediaSpan, Medium
+from quire.offline.images import LocalImages, without_images
 from quire.text.model_text import ModelText
 from quire.text.output_parsers.formats import Turn
 from quire.text.tokenizer import Tokenizer
 
 Prompt = str | Sequence[int] | Mapping[str, Any]
-"""Text, token ids, `{"prompt": text}` or `{"prompt_token_ids": ids}`; the last two may have a `cache_salt`."""
+"""Text, token ids, `{"prompt": text}` or `{"prompt_token_ids": ids}`; the last two may have a `cache_salt`, and
+`multi_modal_data` for models that see images: `{"image": picture or list of pictures}`, each a PIL.Image, an array
+[height, width, 3] uint8 or a URL; and for models that hear: `{"audio": (samples, rate)}`."""
 
 Message = Mapping[str, Any]
 """A message of a conversation."""
@@ -27,6 +31,7 @@ class TextPrompt(TypedDict):
 
     prompt: str
     cache_salt: NotRequired[str]
+    multi_modal_data: NotRequired[dict[str, Any]]
 
 
 class TokensPrompt(TypedDict):
@@ -35,15 +40,19 @@ class TokensPrompt(TypedDict):
     prompt_token_ids: list[int]
     prompt: NotRequired[str]
     cache_salt: NotRequired[str]
+    multi_modal_data: NotRequired[dict[str, Any]]
 
 
 class ParsedPrompt(NamedTuple):
-    """One prompt. `text` is None if only token ids were given, and `turn` if it is no conversation."""
+    """One prompt. `text` is None if only token ids were given, and `turn` if it is no conversation. `media` are its
+    images, and `source` the sound that an encoder reads."""
 
     text: str | None
     tokens: list[int]
     cache_salt: str = ""
     turn: Turn | None = None
+    media: Sequence[MediaSpan] = ()
+    source: Medium | None = None
 
 
 def as_prompts(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
@@ -58,9 +67,20 @@ def as_prompts(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
     return several
 
 
-def parse_prompt(prompt: Prompt, tokenizer: Callable[[], Tokenizer]) -> ParsedPrompt:
-    """A prompt with its token ids. `tokenizer` returns the model's tokenizer; it is only called for text. Raises
-    RequestError if the value is no prompt, or has a field that is not supported."""
+_OF_MEDIA = ("multi_modal_data", "mm_processor_kwargs")
+
+
+def parse_prompt(prompt: Prompt, tokenizer: Callable[[], Tokenizer], images: LocalImages | None = None) -> ParsedPrompt:
+    """A prompt with its token ids. `tokenizer` returns the model's tokenizer; it is only called for text. `images`
+    reads `multi_modal_data`; None: there may be none. Raises RequestError if the value is no prompt, or has a field
+    that is not supported."""
+    if isinstance(prompt, Mapping) and images is not None and "multi_modal_data" in prompt:
+        rest = {name: value for name, value in prompt.items() if name not in _OF_MEDIA}
+        parsed = parse_prompt(rest, tokenizer)
+        if (source := images.heard(prompt["multi_modal_data"])) is not None:
+            return parsed._replace(source=source)
+        tokens, media = images.placed(parsed.tokens, *(prompt.get(name) or {} for name in _OF_MEDIA))
+        return parsed._replace(tokens=tokens, media=media)
     salt = ""
     if isinstance(prompt, Mapping):
         if unknown := prompt.keys() - {"prompt", "prompt_token_ids", "cache_salt"}:
@@ -140,6 +160,7 @@ class ConversationRenderer:
         chat_template: str | None = None,
         tools: Sequence[Mapping[str, Any]] | None = None,
         chat_template_kwargs: Mapping[str, Any] | None = None,
+        images: LocalImages | None = None,
     ) -> None:
         template = text.chat_template
         if text.tokenizer is None or (template is None and chat_template is None):
@@ -148,6 +169,7 @@ class ConversationRenderer:
             template = text.other_chat_template(chat_template)
         assert template is not None
         self._tokenizer = text.tokenizer
+        self._images = images
         self._template = template.with_tools() if tools else template
         variables = text.hints.used(chat_template_kwargs or {}, self._template.variables)
         self._options: dict[str, Any] = {
@@ -156,11 +178,18 @@ class ConversationRenderer:
             "continue_final_message": continue_final_message,
             "variables": variables,
         }
+        self._placeholder = None if self._template.reads_parts or images is None else images.placeholder(text.tokenizer)
 
     def prompt(self, messages: Sequence[Message]) -> ParsedPrompt:
         """One conversation, as plain data. Raises RequestError if it has no messages, or the template refuses them."""
         _check_messages(messages)
+        pictures = list[Any]()
+        if self._images is not None:
+            messages, pictures = without_images(messages, self._placeholder)
         text = self._template.render(messages, **self._options)
         continued = messages[-1].get("content") if messages and self._options["continue_final_message"] else ""
         turn = Turn.behind(text, continued if isinstance(continued, str) else "")
-        return ParsedPrompt(text, self._tokenizer.encode(text, add_special_tokens=False), turn=turn)
+        tokens, media = self._tokenizer.encode(text, add_special_tokens=False), list[MediaSpan]()
+        if pictures and self._images is not None:
+            tokens, media = self._images.of_conversation(tokens, pictures)
+        return ParsedPrompt(text, tokens, turn=turn, media=media)

@@ -13,12 +13,13 @@ from quire.engine.inprocess import InProcessClient
 from quire.engine.token_bitmasks import Masks
 from quire.errors import GenerationError, QuireError
 from quire.foundation.config import Config
-from quire.foundation.messages.from_engine import Deltas, End, Ready
+from quire.foundation.messages.from_engine import NO_POOLING, Deltas, End, PoolingInfo, Ready
 from quire.foundation.messages.to_engine import Add, Fork
 from quire.foundation.messages.workers import TokenLogprobs
+from quire.pooling_params import NO_SAMPLING, PoolingParams
 from quire.runtime.executor.executor import Executor
 from quire.sampling_params import SamplingParams
-from quire.scheduling.kvcache.cache_groups import FULL_ATTENTION, KVCacheGroup
+from quire.scheduling.kvcache.cache_groups import FULL_ATTENTION, CacheGroup
 from quire.scheduling.scheduler.request import Request
 from tests.executor.fake import FakeExecutor, allowed, hash_token
 
@@ -61,6 +62,13 @@ def add(
         [Fork(fork, fork) for fork in forks], [list(word) for word in bad_words], fork_of=fork_of, deadline=deadline,
         tenant=tenant, alone=alone,
     )  # fmt: skip
+
+
+def pooled(number: int, prompt: Sequence[int], params: PoolingParams, **fields: Any) -> Add:
+    """A request for a vector of a text."""
+    return Add(
+        number, list(prompt), len(prompt), NO_SAMPLING, [], 0, fields.pop("arrival", 0.0), pooling=params, **fields
+    )
 
 
 def drafts_of(sampling: SamplingParams) -> int:
@@ -154,14 +162,20 @@ class Engine:
     def __init__(
         self,
         executor: Executor | None = None,
-        groups: Sequence[KVCacheGroup] = FULL_ATTENTION,
+        groups: Sequence[CacheGroup] = FULL_ATTENTION,
         masker: HashMasker | None = None,
         drafts: Callable[[SamplingParams], int] | None = drafts_of,
         wait: float = 0.0,
+        pooling: PoolingInfo = NO_POOLING,
+        pools_from_cache: Callable[[PoolingParams], bool] | None = None,
+        whole_texts: bool = False,
         **settings: object,
     ) -> None:
         self._wait = wait
-        info = ModelRuntimeInfo(groups, drafts=drafts)
+        info = ModelRuntimeInfo(
+            groups, drafts=drafts, shares_blocks=not whole_texts, pooling=pooling, pools_from_cache=pools_from_cache,
+            whole_texts=whole_texts,
+        )  # fmt: skip
         self.client = InProcessClient(config(**settings), executor or FakeExecutor(), runtime_info=info, masker=masker)
         self.outcome = Outcome()
         assert isinstance(self.client.receive(0), Ready)
@@ -203,3 +217,4 @@ class Engine:
         assert counts["free_blocks"] == counts["blocks"], counts
         assert counts["free_slots"] == counts["slots"], counts
         assert counts["free_host_blocks"] == counts["host_blocks"], counts
+        assert counts.get("free_states") == counts.get("states"), counts

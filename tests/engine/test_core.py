@@ -9,19 +9,17 @@ import pytest
 
 from quire.foundation.messages.from_engine import Done
 from quire.foundation.messages.to_engine import Abort, Control
-from quire.scheduling.kvcache.cache_groups import KVCacheGroup
+from quire.scheduling.kvcache.cache_groups import FULL, CacheGroup, Chunk, Reach, Window
 from tests.engine.harness import Engine, add, alone
 from tests.executor.fake import FakeExecutor
 
 
 @pytest.mark.parametrize("max_in_flight", [1, 2, 3])
 @pytest.mark.parametrize("block_size", [8, 16, 32, 128])
-@pytest.mark.parametrize("windows", [(None,), (None, None), (None, 20, 9), (40, None)])
-def test_each_request_gets_what_it_gets_alone(
-    max_in_flight: int, block_size: int, windows: tuple[int | None, ...]
-) -> None:
+@pytest.mark.parametrize("reaches", [(FULL,), (FULL, FULL), (FULL, Window(20), Chunk(9)), (Window(40), FULL)])
+def test_each_request_gets_what_it_gets_alone(max_in_flight: int, block_size: int, reaches: tuple[Reach, ...]) -> None:
     rng = random.Random(1)
-    groups = [KVCacheGroup(window=window) for window in windows]
+    groups = [CacheGroup(reach=reach) for reach in reaches]
     executor = FakeExecutor(
         num_blocks=200 * 16 // block_size,
         block_size=block_size,

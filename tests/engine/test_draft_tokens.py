@@ -8,7 +8,7 @@ import pytest
 
 from quire.foundation.messages.to_engine import Abort
 from quire.sampling_params import RepetitionDetectionParams
-from quire.scheduling.kvcache.cache_groups import KVCacheGroup
+from quire.scheduling.kvcache.cache_groups import FULL, CacheGroup, Chunk, Reach, Window
 from tests.engine.harness import Engine, add, alone
 from tests.executor.fake import FakeExecutor
 
@@ -21,13 +21,13 @@ def drafting(drafts: int) -> dict[str, object]:
 
 @pytest.mark.parametrize("max_in_flight", [1, 2, 3])
 @pytest.mark.parametrize("mode", ["recompute", "swap"])
-@pytest.mark.parametrize(("windows", "block_size"), [((None,), 8), ((None,), 1), ((None, 20), 4)])
+@pytest.mark.parametrize(("reaches", "block_size"), [((FULL,), 8), ((FULL,), 1), ((FULL, Window(20), Chunk(24)), 4)])
 def test_whatever_is_accepted_each_request_gets_what_it_gets_alone(
-    max_in_flight: int, mode: str, windows: tuple[int | None, ...], block_size: int
+    max_in_flight: int, mode: str, reaches: tuple[Reach, ...], block_size: int
 ) -> None:
     """Random gains of 0 to 6, forks, stops, aborts, shared prefixes, and too few blocks for all."""
     rng = random.Random(max_in_flight)
-    groups = [KVCacheGroup(window=window) for window in windows]
+    groups = [CacheGroup(reach=reach) for reach in reaches]
     num_blocks = 100 * len(groups) // block_size
     executor = FakeExecutor(
         num_blocks, block_size, groups=groups, num_host_blocks=num_blocks if mode == "swap" else 0,

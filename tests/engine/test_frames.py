@@ -5,12 +5,22 @@ from __future__ import annotations
 from typing import Any
 
 from quire.engine.commands import counts
-from quire.engine.frames import BLOCKS, LATE_S, MAX_RUNNING, MAX_WAITING, NEW_S, ROWS_A_STEP, TABLE_BLOCKS, EngineFrames
+from quire.engine.frames import (
+    BLOCKS,
+    FIRST_BLOCKS,
+    LATE_S,
+    MAX_RUNNING,
+    MAX_WAITING,
+    NEW_S,
+    ROWS_A_STEP,
+    TABLE_BLOCKS,
+    EngineFrames,
+)
 from quire.engine.step_stats import StepStats
 from quire.foundation.messages.from_engine import Done
-from quire.foundation.messages.to_engine import CLIENT_SHIFT, Control
+from quire.foundation.messages.to_engine import CLIENT_SHIFT, NONE_SEEN, Control
 from quire.scheduling.kvcache.block_pool import BlockPool
-from quire.scheduling.kvcache.cache_groups import FULL_ATTENTION, KVCacheGroup
+from quire.scheduling.kvcache.cache_groups import FULL_ATTENTION, CacheGroup, Window
 from tests.engine.harness import Engine, add
 from tests.executor.fake import FakeExecutor
 
@@ -75,6 +85,16 @@ def test_each_of_two_clients_that_ask_in_turn_sees_all_blocks() -> None:
     assert seen == {1: {1, 1 + BLOCKS}, 2: {1, 1 + BLOCKS}}
 
 
+def test_who_has_seen_nothing_gets_the_map_at_once() -> None:
+    viewer = Viewer(Engine(FakeExecutor(num_blocks=FIRST_BLOCKS + 5)))
+    for _ in range(3):
+        viewer.frame()
+    first, letters = viewer.frames.frame(seen=NONE_SEEN)["blocks"]
+    assert (first, len(letters)) == (1, FIRST_BLOCKS)
+    first, letters = viewer.frame()["blocks"]
+    assert (first, len(letters)) == (1 + FIRST_BLOCKS, 5)
+
+
 def test_each_block_is_free_held_shared_or_cached() -> None:
     engine = Engine(FakeExecutor(num_blocks=64), max_num_seqs=4)
     prompt = list(range(33))  # two full blocks, which are cached, and a third one
@@ -101,7 +121,7 @@ def test_each_block_is_free_held_shared_or_cached() -> None:
 
 def test_more_blocks_and_tables_than_a_frame_has_come_one_part_after_the_other() -> None:
     blocks = 2 * BLOCKS + 10
-    groups = (*FULL_ATTENTION, KVCacheGroup(window=64))
+    groups = (*FULL_ATTENTION, CacheGroup(reach=Window(64)))
     engine = Engine(
         FakeExecutor(num_blocks=blocks, groups=groups), groups, max_model_len=4096, max_num_batched_tokens=8192
     )

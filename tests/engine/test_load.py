@@ -8,7 +8,7 @@ from benchmarks.kv_waste import measure
 from quire.engine.step_stats import StepStats
 from quire.foundation.messages.from_engine import STEP_TOKEN_BOUNDS, Deltas, Heartbeat, Load
 from quire.foundation.messages.to_engine import ClientHeartbeat
-from quire.scheduling.kvcache.cache_groups import FULL_ATTENTION, KVCacheGroup
+from quire.scheduling.kvcache.cache_groups import FULL_ATTENTION, CacheGroup, Window
 from tests.engine.harness import Engine, add
 from tests.executor.fake import FakeExecutor
 
@@ -41,7 +41,7 @@ def test_unwritten_tokens_are_counted_to_the_token() -> None:
 
 
 def test_each_kv_group_has_its_own_blocks() -> None:
-    groups = (*FULL_ATTENTION, KVCacheGroup(window=64))
+    groups = (*FULL_ATTENTION, CacheGroup(reach=Window(64)))
     engine = Engine(FakeExecutor(groups=groups), groups, max_num_seqs=1)
     engine.client.send(add(1, range(20), 30))
     (load,) = loads(engine, 1)

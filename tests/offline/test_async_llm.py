@@ -12,11 +12,21 @@ from typing import Any
 import pytest
 
 import quire
-from quire import LLM, AsyncEngineArgs, AsyncLLM, AsyncLLMEngine, SamplingParams, StructuredOutputsParams
-from quire.errors import ConfigError, EngineDeadError, RequestError
+from quire import (
+    LLM,
+    AsyncEngineArgs,
+    AsyncLLM,
+    AsyncLLMEngine,
+    PoolingParams,
+    SamplingParams,
+    StructuredOutputsParams,
+)
+from quire.errors import ConfigError, ContextLengthError, EngineDeadError, RequestError
 from quire.outputs import RequestOutput
 from quire.sampling_params import RequestOutputKind
-from tests.checkpoints import make_llama
+from tests.checkpoints import make_llama, make_tiny
+from tests.models.pooled import texts
+from tests.models_sweep.pooled_rows import POOLED_ROWS
 
 GREEDY = SamplingParams(temperature=0, max_tokens=20, ignore_eos=True)
 SETTINGS: dict[str, Any] = {"dtype": "float32", "max_model_len": 256, "max_num_seqs": 8}
@@ -284,3 +294,41 @@ def test_a_step_that_fails_is_told_to_every_stream(checkpoint: Path, monkeypatch
 def test_what_loading_raises_is_raised() -> None:
     with pytest.raises(ConfigError, match="no_such_setting"):
         AsyncLLM(no_such_setting=1)  # type: ignore[call-arg]
+
+
+def test_texts_are_pooled_as_llm_pools_them(tmp_path: Path) -> None:
+    """Many at a time; a wrong one and one that is aborted fail alone, and one that is left frees its place."""
+    directory = make_tiny(tmp_path, "BertModel", **POOLED_ROWS["BertModel"])
+    settings: dict[str, Any] = {"dtype": "float32", "pooler_config": {"pooling_type": "MEAN"}}
+    settings["skip_tokenizer_init"] = True
+    asked: list[Any] = [{"prompt_token_ids": row.tolist()} for row in texts()]
+    with LLM(str(directory), **settings) as offline:
+        expected = [each.outputs.data for each in offline.encode(asked, use_tqdm=False)]
+    llm = AsyncLLM(str(directory), **settings)
+
+    async def one(prompt: Any, params: PoolingParams | None = None, **more: Any) -> Any:
+        return [each async for each in llm.encode(prompt, params, **more)]
+
+    async def several() -> list[Any]:
+        wrong = one(asked[0], PoolingParams(task="classify"))
+        long = one({"prompt_token_ids": [7] * 513})
+        cut = one({"prompt_token_ids": [*asked[1]["prompt_token_ids"], 9]}, truncate_prompt_tokens=40)
+        every = [one(each, PoolingParams(), request_id=f"text {place}") for place, each in enumerate(asked)]
+        found = await asyncio.gather(*every, cut, wrong, long, return_exceptions=True)
+        left = llm.encode(asked[3])
+        await left.asend(None)
+        await left.aclose()
+        assert await is_free(llm)
+        return found
+
+    try:
+        *whole, cut, wrong, long = asyncio.run(several())
+    finally:
+        llm.shutdown()
+    assert [output.request_id for (output,) in whole] == [f"text {place}" for place in range(len(asked))]
+    for (output,), other in zip(whole, expected, strict=True):
+        assert output.finished
+        assert (output.outputs.data - other).abs().max() < 1e-6
+    assert (cut[0].outputs.data - expected[1]).abs().max() < 1e-6
+    assert isinstance(wrong, RequestError)
+    assert isinstance(long, ContextLengthError)

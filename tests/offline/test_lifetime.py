@@ -37,27 +37,29 @@ def engine_tokens(engine):
     return outputs[0].outputs[0].token_ids
 
 GREEDY = SamplingParams(temperature=0, max_tokens=12, ignore_eos=True)
-kind, checkpoint, ranks = sys.argv[1:]
-made = globals()[kind](checkpoint, dtype="float32", tensor_parallel_size=int(ranks))
-use = {
-    "LLM": lambda: made.generate([[5, 6, 7]], GREEDY)[0].outputs[0].token_ids,
-    "LLMEngine": lambda: engine_tokens(made),
-    "AsyncLLM": lambda: asyncio.run(whole(made)),
-}[kind]
-expected, parent = use(), os.getpid()
-if not (child := os.fork()):
-    try:
-        use()
-    except EngineDeadError as error:
-        assert f"This {kind} was made in process {parent}" in error.message, error.message
-        close = getattr(made, "close", None) or made.shutdown
-        close()
-        del made, use, close
-        gc.collect()
-        sys.exit(7)
-    sys.exit(1)
-assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7
-assert use() == expected
+kinds, checkpoint, ranks = sys.argv[1:]
+for kind in kinds.split(","):
+    made = globals()[kind](checkpoint, dtype="float32", tensor_parallel_size=int(ranks))
+    use = {
+        "LLM": lambda: made.generate([[5, 6, 7]], GREEDY)[0].outputs[0].token_ids,
+        "LLMEngine": lambda: engine_tokens(made),
+        "AsyncLLM": lambda: asyncio.run(whole(made)),
+    }[kind]
+    close = getattr(made, "close", None) or made.shutdown
+    expected, parent = use(), os.getpid()
+    if not (child := os.fork()):
+        try:
+            use()
+        except EngineDeadError as error:
+            assert f"This {kind} was made in process {parent}" in error.message, error.message
+            close()
+            del made, use, close
+            gc.collect()
+            sys.exit(7)
+        sys.exit(1)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7
+    assert use() == expected
+    close()
 """
 
 
@@ -208,8 +210,8 @@ def test_threads_with_event_loops_of_their_own_share_an_async_llm_or_are_told(ch
     assert GREEDY.max_tokens in found
 
 
-@pytest.mark.parametrize(("kind", "ranks"), [("LLM", 1), ("LLM", 2), ("LLMEngine", 1), ("AsyncLLM", 1)])
-def test_a_fork_is_told_and_leaves_its_parent_s_engine_alone(checkpoint: Path, kind: str, ranks: int) -> None:
-    command = [sys.executable, "-W", "ignore", "-c", FORK, kind, str(checkpoint), str(ranks)]
+@pytest.mark.parametrize(("kinds", "ranks"), [("LLM", 2), ("LLM,LLMEngine,AsyncLLM", 1)])
+def test_a_fork_is_told_and_leaves_its_parent_s_engine_alone(checkpoint: Path, kinds: str, ranks: int) -> None:
+    command = [sys.executable, "-W", "ignore", "-c", FORK, kinds, str(checkpoint), str(ranks)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stderr

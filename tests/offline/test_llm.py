@@ -200,8 +200,8 @@ def test_prompts_need_not_wait_for_streams_unless_asked_to(
     modes: list[str] = []
     made = TokenBudget.__init__
 
-    def note(self: TokenBudget, *limits: Any) -> None:
-        made(self, *limits)
+    def note(self: TokenBudget, *limits: Any, **options: Any) -> None:
+        made(self, *limits, **options)
         modes.append(self._mode)
 
     monkeypatch.setattr(TokenBudget, "__init__", note)
@@ -237,8 +237,8 @@ def test_a_shared_beginning_is_computed_once_unless_the_salt_differs(llm: LLM) -
     other = llm.generate([{"prompt_token_ids": stem + tails[1], "cache_salt": "yours"}], params)[0]
     assert (cold.num_cached_tokens, hit.num_cached_tokens, other.num_cached_tokens) == (0, 400, 0)
     assert hit.outputs == other.outputs
-    with pytest.raises(RequestError, match="'multi_modal_data' is not supported"):
-        llm.generate([{"prompt": "a", "multi_modal_data": {}}], params)
+    with pytest.raises(RequestError, match="This model reads text alone: leave images out"):
+        llm.generate([{"prompt": "a", "multi_modal_data": {"image": object()}}], params)
 
 
 def test_a_program_that_closes_nothing_ends_well() -> None:

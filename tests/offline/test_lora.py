@@ -290,6 +290,10 @@ def test_what_does_not_serve_is_refused_before_anything_runs(stage: Stage, tmp_p
 
 GROUPED: dict[str, Any] = {"new_decoder_architecture": True, "num_kv_heads": 2, "bias": True}
 """Queries that lie beside their keys and values in one projection."""
+GATED: dict[str, Any] = {"head_dim": 16, "num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 24,
+                         "shared_expert_intermediate_size": 24, "sliding_window": 13,
+                         "layer_types": ["full_attention", "sliding_attention"]}  # fmt: skip
+"""A gate of attention's output that lies behind the values in one product."""
 
 
 @pytest.mark.parametrize(
@@ -300,6 +304,7 @@ GROUPED: dict[str, Any] = {"new_decoder_architecture": True, "num_kv_heads": 2, 
         ("Qwen3ForCausalLM", {"head_dim": 16}, ALL),
         ("Gemma2ForCausalLM", {"head_dim": 16}, ALL),
         ("FalconForCausalLM", GROUPED, ("query_key_value", "dense", "dense_h_to_4h")),
+        ("LagunaForCausalLM", GATED, ("g_proj", "q_proj", "k_proj", "v_proj", "o_proj")),
     ],
 )
 def test_other_families(tmp_path: Path, architecture: str, config: dict[str, Any], modules: tuple[str, ...]) -> None:

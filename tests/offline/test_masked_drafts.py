@@ -11,9 +11,9 @@ import pytest
 
 from quire import LLM, SamplingParams, StructuredOutputsParams
 from quire.engine.metrics.reader import Counter
-from quire.engine.structured_output import masks
+from quire.engine.structured_output import grammar_masks
+from quire.engine.structured_output.grammar_masks import GrammarMasks
 from quire.engine.structured_output.mask_process import MaskProcess
-from quire.engine.structured_output.masks import GrammarMasks
 from quire.foundation.messages.to_engine import Add
 from quire.scheduling.speculation.ngram_index import NgramIndex
 
@@ -56,7 +56,7 @@ def plain() -> Iterator[LLM]:
 def guessing(request: pytest.FixtureRequest) -> Iterator[LLM]:
     with pytest.MonkeyPatch.context() as patch:
         if request.param == "beside it":
-            patch.setattr(masks, "MAX_OWN_VOCAB", 0)
+            patch.setattr(grammar_masks, "MAX_OWN_VOCAB", 0)
             patch.setattr(GrammarMasks, "prepare", prepare_and_wait)
         with LLM(speculative_config=NGRAM, **LIMITS) as llm:
             answers(llm, ASKED["greedy"])  # grammars are compiled now; else sequences begin when theirs happens to be

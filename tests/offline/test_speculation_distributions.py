@@ -18,6 +18,7 @@ from quire import LLM, SamplingParams
 from quire.engine.metrics.reader import Counter as Count
 from tests.checkpoints import make_llama
 from tests.heads import make_eagle3
+from tests.mtp_heads import LAYOUTS, MtpReference
 from tests.sampling.chi_square import critical, statistic
 from tests.sampling.test_distributions import LEVEL, expected
 from tests.worker.speculation.test_verification import plant_wrong_gains
@@ -34,6 +35,7 @@ METHODS: dict[str, dict[str, Any]] = {
     "suffix": {"method": "suffix", "num_speculative_tokens": 3},
     "draft_model": {"num_speculative_tokens": 3},
     "eagle3": {"method": "eagle3", "num_speculative_tokens": 3},
+    "mtp": {"method": "mtp", "num_speculative_tokens": 3},
 }
 LIMITS: dict[str, Any] = {
     "dtype": "float32", "max_model_len": 64, "max_num_seqs": ROWS, "skip_tokenizer_init": True
@@ -44,14 +46,15 @@ SAMPLING: dict[str, Any] = {"temperature": 1.3, "top_k": 5, "top_p": 0.95, "min_
 
 @pytest.fixture(scope="module")
 def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return make_llama(
-        tmp_path_factory.mktemp("llama") / "model", layers=2, vocab_size=VOCAB, tokenizer=False, eos=VOCAB - 1, std=0.15
-    )
+    """With a head of its own."""
+    directory = tmp_path_factory.mktemp("llama") / "model"
+    make_llama(directory, layers=2, vocab_size=VOCAB, tokenizer=False, eos=VOCAB - 1, std=0.15)
+    return MtpReference(directory, LAYOUTS["qwen3_next"]).directory
 
 
 @pytest.fixture(scope="module")
 def drafters(checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, Any]]:
-    """The draft model is the model itself, which is always right; the head is nearly always wrong."""
+    """The draft model is the model itself, which is always right; heads are nearly always wrong."""
     head = make_eagle3(tmp_path_factory.mktemp("head") / "head", vocab_size=VOCAB, sources=(0, 1, 2))
     return {"draft_model": {"model": str(checkpoint)}, "eagle3": {"model": str(head)}}
 
@@ -106,7 +109,7 @@ def test_tokens_follow_the_models_distribution(
         counts = {m.name: m.value for m in llm.get_metrics() if isinstance(m, Count)}
     assert surprise(seen, probabilities) < 1
     assert counts["vllm:spec_decode_num_draft_tokens"] > SEQUENCES
-    assert method == "eagle3" or counts["vllm:spec_decode_num_accepted_tokens"] > SEQUENCES / 10
+    assert method in ("eagle3", "mtp") or counts["vllm:spec_decode_num_accepted_tokens"] > SEQUENCES / 10
 
 
 @pytest.mark.long("engine")

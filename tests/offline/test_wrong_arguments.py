@@ -136,7 +136,6 @@ def test_parameters_are_copied_and_made_of_optional_values() -> None:
 @pytest.mark.parametrize(
     ("name", "said"),
     [
-        ("embed", "This version generates text"),
         ("sleep", "close()"),
         ("llm_engine", "LLMEngine"),
         ("genrate", "'generate'"),

@@ -18,11 +18,12 @@ from quire.engine.process import turn_until
 from quire.foundation.messages.from_engine import Deltas, EngineId, FromEngine
 from quire.foundation.messages.to_engine import DECODING_ERRORS, ToEngine
 from quire.foundation.processes.launch import EXIT_CRASHED, STOP_ENGINE, LaunchConfig, Pulse, StatusReport
-from tests.executor.fake import FakeExecutor
+from quire.scheduling.kvcache.host_index import HostIndex
+from tests.executor.fake import FakeExecutor, FakeHostMemory
 from tests.simulation.blocking import BlockingThread
 from tests.simulation.executor import ExecutorFaults, PlantedDeath, PlantedFault, SimulatedExecutor
 from tests.simulation.invariants import LastMessages, check_engine
-from tests.simulation.model import VOCAB_SIZE, SimulatedGrammars, sample
+from tests.simulation.model import POOLING, VOCAB_SIZE, SimulatedGrammars, pools_from_cache, sample
 from tests.simulation.network import Connection
 from tests.simulation.processes import SimulatedProcess
 from tests.simulation.settings import Settings
@@ -105,8 +106,15 @@ class SimulatedEngine:
     """
 
     def __init__(
-        self, process: SimulatedProcess, launch: LaunchConfig, settings: Settings, start_s: float, start_fails: bool
+        self,
+        process: SimulatedProcess,
+        launch: LaunchConfig,
+        settings: Settings,
+        start_s: float,
+        start_fails: bool,
+        host_memory: FakeHostMemory | None = None,
     ) -> None:
+        self._host_memory = host_memory
         self.process = process
         self.launch = launch
         self.faults = ExecutorFaults()
@@ -140,6 +148,8 @@ class SimulatedEngine:
 
     def stop_threads(self) -> None:
         self.thread.kill()
+        if self.executor is not None:
+            self.executor.tear()
 
     def hold(self) -> None:
         self.thread.hold()
@@ -183,7 +193,10 @@ class SimulatedEngine:
         assert rows
         flight = FlightRecorder(Path(launch.directory), launch.engine, executor.max_in_flight, rows)
         drafts = (lambda sampling: 3) if "drafts" in settings.features else None
-        info = ModelRuntimeInfo(settings.windows, drafts=drafts)
+        index = None if self._host_memory is None else HostIndex(memoryview(self._host_memory.index), bytes(32))
+        info = ModelRuntimeInfo(
+            settings.groups, drafts=drafts, pooling=POOLING, pools_from_cache=pools_from_cache, host_index=index
+        )
         core = EngineCore(launch.config, device_limits, info, executor, port, process.world, masker, flight)
         self.core, self.executor, self.grammars = core, executor, masker
         process.report(StatusReport("ready", startup=device_limits.startup))
@@ -199,13 +212,19 @@ class SimulatedEngine:
             settings.num_blocks,
             settings.config.cache.block_size,
             VOCAB_SIZE,
-            settings.windows,
+            settings.groups,
             settings.num_host_blocks,
             sample=sample,
-            accept=(lambda most: luck.randint(luck.random() < 0.9, most)) if "drafts" in settings.features else None,
+            accept=(lambda most: luck.randint(luck.random() < 0.9 or bool(settings.num_states), most))
+            if "drafts" in settings.features
+            else None,
             max_in_flight=settings.max_in_flight,
             ready_host_blocks=lambda: ready.pop(0) if len(ready) > 1 else ready[0],
             seeded=True,
+            pooling=POOLING,
+            pools_from_cache=pools_from_cache,
+            num_states=settings.num_states,
+            host_memory=self._host_memory,
         )
         return SimulatedExecutor(fake, self.thread, world, settings.token_s, self.effect, self.faults)
 

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 
 from msgspec.structs import replace
 
-from quire.foundation.messages.workers import DeviceLimits, Plan, Result, TokenBitmasks
-from quire.runtime.executor.executor import AdapterLoader
+from quire.foundation.messages.workers import DeviceLimits, Plan, Result, TokenBitmasks, Vector
+from quire.runtime.executor.executor import Orders
 from tests.executor.fake import FakeExecutor
 from tests.simulation.blocking import BlockingThread
 from tests.simulation.model import POISON
@@ -34,7 +34,7 @@ class ExecutorFaults:
         raises: At the next of these points an exception is raised: `submit` or `collect`.
         hangs: The next step never ends.
         slow_s: The next step takes so much longer.
-        breaks_row: A sampled row of the next result is not finite.
+        breaks_row: A row of the next result is not finite.
     """
 
     raises: str = ""
@@ -87,11 +87,15 @@ class SimulatedExecutor:
         return self._fake.max_in_flight
 
     @property
-    def adapters(self) -> AdapterLoader | None:
-        return self._fake.adapters
+    def orders(self) -> Orders:
+        return self._fake.orders
 
     def start(self) -> DeviceLimits:
         return self._fake.start()
+
+    def tear(self) -> None:
+        """Die with plans in flight, which leave host blocks half written."""
+        self._fake.tear()
 
     def submit(self, plan: Plan) -> None:
         self._raise("submit")
@@ -129,9 +133,9 @@ class SimulatedExecutor:
         self.steps += 1
         self.last_result = self._world.now()
         self._world.say(f"step {plan.step} of {sum(plan.counts)} tokens brings {result.tokens}")
-        if self.faults.breaks_row and result.counts:
+        if self.faults.breaks_row and (rows := len(result.counts) + len(result.vectors)):
             self.faults.breaks_row = False
-            result = with_broken_row(result, self._random.randrange(len(result.counts)))
+            result = with_broken_row(result, self._random.randrange(rows))
         self._effect()
         return replace(result, device_ms=1e3 * self._token_s * sum(plan.counts))
 
@@ -153,7 +157,11 @@ class SimulatedExecutor:
 
 
 def with_broken_row(result: Result, row: int) -> Result:
-    """A result in which one sampled row failed and brought nothing."""
+    """A result in which one row failed and brought nothing: a sampled one, or one behind them that is pooled."""
+    if row >= len(result.counts):
+        vectors = list(result.vectors)
+        vectors[row - len(result.counts)] = Vector(error=NAN)
+        return replace(result, vectors=vectors)
     start = sum(result.counts[:row])
     end = start + result.counts[row]
     counts = [*result.counts[:row], 0, *result.counts[row + 1 :]]

@@ -7,6 +7,7 @@ from collections.abc import Callable
 
 import msgspec
 
+from quire.serving.supervisor.watchdog import TICK_S
 from tests.simulation.judge import Excuses
 from tests.simulation.network import Connection
 from tests.simulation.processes import SimulatedProcess
@@ -130,8 +131,9 @@ class Faults:
         if self._server.held or process.dead:
             return False
         seconds = self._rng.uniform(0.05, most)
-        if seconds > SHORT_S:
+        if seconds > SHORT_S or self._world.now() - process.held_until < TICK_S:  # who looks now and then sees one
             process.guilty = True
+        process.held_until = self._world.now() + seconds
         if process is self._server.api_process and seconds > 10.0:
             self._excuses.aborts.append(self._world.now() + seconds - 1e-3)
         self._server.hold(process, seconds, stopped=stopped)

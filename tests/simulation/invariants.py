@@ -17,6 +17,7 @@ from quire.scheduling.scheduler.lengths import Lengths
 from quire.scheduling.scheduler.request import Request
 from quire.scheduling.scheduler.request_table import RequestTable
 from quire.scheduling.scheduler.scheduler import Scheduler
+from quire.scheduling.scheduler.sequence_states import SequenceStates
 from quire.scheduling.scheduler.waiting_queue import WaitingQueue
 from tests.simulation.settings import MAX_SEQUENCES, Settings
 from tests.simulation.world import World
@@ -68,6 +69,8 @@ def check_scheduler(scheduler: Scheduler, max_in_flight: int) -> None:
     _check_blocks(scheduler.pool, requests)
     _check_sharing(scheduler.pool, requests)
     _check_host_blocks(scheduler.host, requests)
+    if scheduler.states is not None:
+        _check_states(scheduler.states, requests)
     _check_lengths(scheduler._lengths, requests)
     _check_in_flight(scheduler, requests, max_in_flight)
     _check_sums(scheduler._waiting)
@@ -134,12 +137,37 @@ def _check_sharing(pool: BlockPool, requests: list[Request]) -> None:
 
 
 def _check_host_blocks(host: HostPool, requests: list[Request]) -> None:
-    """Each ready host block has one holder, or is free."""
-    free = [block for run in host._free for block in run]
-    held = [~block for r in requests for blocks in r.table._blocks for block in blocks if block < DUMMY_BLOCK]
+    """Each ready host block is held by swapped requests, or free with or without cached contents."""
+    free = [block for run in host._free for block in run] + list(host._unheld)
+    held = Counter(~block for r in requests for blocks in r.table._blocks for block in blocks if block < DUMMY_BLOCK)
+    _require(host._holders == dict(held), "host blocks have other holders")
     _require(sorted([*free, *held]) == list(range(host.num_blocks)), "host blocks do not add up")
+    _require(host.num_free == len(free), "free host blocks are miscounted")
+    _require({key: block for block, key in host._key_of.items()} == host._block_of, "the host tier contradicts itself")
     swapped = [r for r in requests if r.swapped]
     _require(all(r.slot is None for r in swapped), "a swapped request runs")
+
+
+def _check_states(states: SequenceStates, requests: list[Request]) -> None:
+    """Each state that is held has one holder; who runs or is swapped out has a current one; a slot always finds one."""
+    held, pool = Counter[int](), states.pool
+    for request in requests:
+        own = request.states
+        assert own is not None
+        _require(bool(own.current) == (request.slot is not None or request.swapped), f"{request}: its state is missing")
+        held.update(
+            state for state in (own.current, own.fork, *(each for _, each in own.checkpoints + own.marks)) if state
+        )
+        _require(all(length <= request.planned for length, _ in own.checkpoints), f"{request}: a checkpoint ahead")
+    counted = {state: count for state, count in enumerate(pool._ref_counts) if count}
+    _require(counted == dict(held), "states are held by several, or by nobody")
+    _require(len(held) + pool.num_free == pool.num_blocks, "states are neither free nor held")
+    running = sum(request.slot is not None for request in requests)
+    _require(states._kept == len(held) - running, "states that are kept are miscounted")
+    _require(states._kept <= states._most_kept, "a slot may find no state")
+    _require(
+        {key: state for state, key in pool._key_of.items()} == pool._block_of, "the cached states contradict themselves"
+    )
 
 
 def _check_lengths(lengths: Lengths, requests: list[Request]) -> None:

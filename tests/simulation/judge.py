@@ -9,8 +9,9 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Collection
 from dataclasses import dataclass, field
+from typing import Any
 
-from quire.engine.submission import choice_seed
+from quire.engine.input_processor import choice_seed
 from quire.errors import (
     EngineDeadError,
     GenerationError,
@@ -19,13 +20,14 @@ from quire.errors import (
     RequestTimeoutError,
     UnavailableError,
 )
+from quire.foundation.messages.from_engine import End
 from quire.foundation.messages.workers import TokenLogprobs
 from quire.serving.api.request_choices import RequestChoices
 from quire.serving.api.session.output_collector import OutputCollector
 from quire.text.deltas import ChoiceDelta, SequenceDelta
 from tests.simulation.api_process import SimulatedApi
 from tests.simulation.executor import NAN
-from tests.simulation.model import END_OF_SEQUENCE, VOCAB_SIZE, Expected, expected_output
+from tests.simulation.model import END_OF_SEQUENCE, VOCAB_SIZE, Expected, expected_output, expected_vector
 from tests.simulation.settings import Settings
 from tests.simulation.traffic import Ask
 from tests.simulation.world import World
@@ -157,18 +159,21 @@ class _Answer:
 
     async def _add(self) -> OutputCollector:
         ask = self._ask
+        own: dict[str, Any] = {"grammar": ask.grammar} if ask.pooling is None else {"prompt_skip": ask.skip}
         return await self._api.session.add_request(
             ask.prompts,
-            ask.params,
+            ask.pooling or ask.params,
             priority=ask.priority,
             cache_salt=ask.salt,
-            grammar=ask.grammar,
+            **own,
             deadline=None if ask.timeout is None else self._arrival + ask.timeout,
             tenant=ask.tenant,
         )
 
     async def _read_all(self, choices: RequestChoices) -> None:
         def on_delta(index: int, delta: SequenceDelta) -> bool:
+            if not self._left and delta.end is not None:
+                self._check_vector(index, delta.end)
             if not self._left and (gained := choices.process(index, delta)) is not None:
                 self._check(index, gained)
             return not choices.finished and not self._left and not self._ask.pause_s
@@ -184,13 +189,34 @@ class _Answer:
     def _fail(self, what: str) -> None:
         self._world.fail(f"request {self._ask.number} {what}: {self._ask}")
 
+    def _check_vector(self, index: int, end: End) -> None:
+        """A text's vector comes with its end, and is the one that the model makes of the text."""
+        ask = self._ask
+        if ask.pooling is None or end.reason != "stop":
+            if end.vector:
+                self._fail(f"got a vector that nobody asked for, or that is not whole, in sequence {index}")
+            return
+        text = ask.prompts[index]
+        first = self._judge._settings.first_visible(len(text) - 1)
+        wanted = expected_vector(text, ask.pooling, ask.skip, first)
+        if end.vector != wanted.tobytes() or end.vector_shape != list(wanted.shape):
+            self._fail(f"got another vector than its text's in sequence {index}")
+
     def _expected(self, index: int) -> Expected:
         """What the sequence should bring, from the request alone."""
         ask, params = self._ask, self._ask.params
+        if ask.pooling is not None:
+            return Expected([], "stop")
         stop_ids = [*(() if params.ignore_eos else (END_OF_SEQUENCE,)), *(params.stop_token_ids or ())]
         seed = choice_seed(params.seed or 0, index % params.n)
         return expected_output(
-            ask.prompts[index // params.n], seed, params, stop_ids, bool(ask.grammar), self._judge._settings.reach
+            ask.prompts[index // params.n],
+            seed,
+            params,
+            stop_ids,
+            bool(ask.grammar),
+            self._judge._settings.first_visible,
+            has_states=self._judge._settings.num_states > 0,
         )
 
     def _check(self, index: int, gained: ChoiceDelta) -> None:

@@ -8,17 +8,22 @@ from __future__ import annotations
 
 import zlib
 from array import array
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
 
 from quire.engine.token_bitmasks import Drafts, Masks, TokenBitmaskSource
 from quire.errors import GenerationError, QuireError
-from quire.foundation.messages.from_engine import EndReason
+from quire.foundation.messages.from_engine import EndReason, PoolingInfo
 from quire.foundation.messages.to_engine import Add
+from quire.pooling_params import PoolingParams
 from quire.sampling_params import SamplingParams
 from quire.scheduling.scheduler.request import Request
 from tests.engine.harness import HashMasker
-from tests.executor.fake import allowed, hash_token, seeded_counter
+from tests.executor.fake import allowed, hash_token, next_state, seeded_counter, state_of, stateful_counter
+from tests.executor.fake_pooling import fake_vector
 from tests.simulation.world import World
 
 VOCAB_SIZE = 128
@@ -54,7 +59,13 @@ class Expected(NamedTuple):
 
 
 def expected_output(
-    prompt: Sequence[int], seed: int, sampling: SamplingParams, stop_ids: Sequence[int], masked: bool, reach: int | None
+    prompt: Sequence[int],
+    seed: int,
+    sampling: SamplingParams,
+    stop_ids: Sequence[int],
+    masked: bool,
+    first_visible: Callable[[int], int],
+    has_states: bool = False,
 ) -> Expected:
     """The output of one sequence.
 
@@ -64,18 +75,37 @@ def expected_output(
         sampling: As it was asked for, with `max_tokens`.
         stop_ids: See Add.
         masked: Whether a grammar is followed.
-        reach: How many tokens the model looks back; None for all.
+        first_visible: The first position that the model sees from a position.
+        has_states: Whether the model has a state besides.
     """
-    history = list(prompt)
+    history, state = list(prompt), state_of(prompt)
     for num_sampled in range(sampling.max_tokens or 0):
         if masked and is_complete(history, len(prompt)):
             return Expected(history[len(prompt) :], "stop")
-        seen = history if reach is None else history[-reach:]
-        token = sample(seen, seeded_counter(seed, num_sampled), VOCAB_SIZE)
+        seen = history[first_visible(len(history) - 1) :]
+        counter = seeded_counter(seed, num_sampled)
+        token = sample(seen, stateful_counter(counter, state) if has_states else counter, VOCAB_SIZE)
         history.append(allowed(token, mask(history), VOCAB_SIZE) if masked else token)
+        state = next_state(state, history[-1])
         if history[-1] in stop_ids and num_sampled + 1 >= sampling.min_tokens:
             return Expected(history[len(prompt) :], "stop")
     return Expected(history[len(prompt) :], "length")
+
+
+POOLING = PoolingInfo(["embed", "token_embed"], generates=True, dim=4)
+
+
+def pools_from_cache(params: PoolingParams) -> bool:
+    """Whether what is cached of a text's beginning serves."""
+    return params.task == "embed"
+
+
+def expected_vector(text: Sequence[int], params: PoolingParams, skip: int, first: int) -> npt.NDArray[np.float32]:
+    """The vector of a text, of which `skip` tokens are not pooled, and whose last token sees those from `first` on:
+    [dim], or [tokens, dim]."""
+    if params.per_token:
+        return np.stack([fake_vector(text[: end + 1], params, POOLING) for end in range(len(text))])
+    return fake_vector(text[first:], params, POOLING, skip)
 
 
 class SimulatedGrammars(TokenBitmaskSource):

@@ -5,6 +5,7 @@ What they do is in `engine_process.py` and `api_process.py`.
 
 from __future__ import annotations
 
+import math
 import signal
 from collections import deque
 from collections.abc import Callable, Iterator
@@ -92,6 +93,7 @@ class SimulatedProcess:
 
     Attributes:
         guilty: Whether a fault was planted that may make it look stuck.
+        held_until: When it last got no time, the end of it.
         was_ready: Whether it has said that it is ready.
         on_exit: Called at its end.
         dead: Whether it is gone. What it says from then on is lost.
@@ -107,6 +109,7 @@ class SimulatedProcess:
         self.pid = pid
         self.failure: StatusReport | None = None
         self.guilty = self.was_ready = self.dead = self.stopped = False
+        self.held_until = -math.inf
         self.on_exit: Callable[[], None] = lambda: None
         self._events = events
         self._code: int | None = None

@@ -10,6 +10,7 @@ from pathlib import Path
 from quire.engine.client import client_address, engine_address
 from quire.foundation.processes.launch import LaunchConfig
 from quire.serving.supervisor.supervisor import Supervisor
+from tests.executor.fake import FakeHostMemory
 from tests.simulation.api_process import Ask, SimulatedApi
 from tests.simulation.blocking import BlockingThread
 from tests.simulation.engine_process import SimulatedEngine
@@ -72,6 +73,7 @@ class Server:
         self.next_engine_dies_after: int | None = None
         self.lives = {"engine": 0, "api": 0}
         self.engines: dict[int, SimulatedEngine] = {}
+        self._host_memories: dict[int, FakeHostMemory] = {}  # by engine: it outlives them
         self.target = 0
         self._judge = judge
         self._rng = world.random("server")
@@ -185,7 +187,10 @@ class Server:
             self._earlier_steps += before.executor.steps
         fails = self.next_start_fails > 0
         self.next_start_fails -= fails
-        engine = self.engines[launch.engine.engine] = SimulatedEngine(process, launch, self.settings, start_s, fails)
+        number, cache, memory = launch.engine.engine, self.settings.config.cache, None
+        if cache.kv_offloading_size is not None and cache.enable_prefix_caching:
+            memory = self._host_memories.setdefault(number, FakeHostMemory())
+        engine = self.engines[number] = SimulatedEngine(process, launch, self.settings, start_s, fails, memory)
         self._threads.append(engine.thread)
         if not fails and self.next_engine_dies_after is not None:
             engine.die_after(self.next_engine_dies_after)

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 
 from quire.foundation.config import Config
 from quire.foundation.config.scheduler import Policy, PreemptionMode
-from quire.scheduling.kvcache.cache_groups import KVCacheGroup
+from quire.scheduling.kvcache.cache_groups import FULL, CacheGroup, Chunk, Reach, Window
 
 MAX_MODEL_LEN = 96
 MAX_PROMPTS, MAX_CHOICES = 2, 4
@@ -31,8 +31,15 @@ FAULTS = (
 FEATURES = (
     "choices", "stop tokens", "log probabilities", "priorities", "salts", "tenants", "timeouts", "grammars",
     "disconnects", "slow readers", "several prompts", "poison", "pauses", "penalties", "drafts", "bursts",
+    "pooled texts",
 )  # fmt: skip
 """What requests and operators do; see `traffic.py`."""
+
+
+REACHES: tuple[tuple[Reach, ...], ...] = (
+    (FULL,), (FULL,), (FULL, Window(11)), (Window(9),), (FULL, Chunk(12)),
+)  # fmt: skip
+"""How far back the KV groups of a run look."""
 
 
 @dataclass(frozen=True)
@@ -42,7 +49,8 @@ class Settings:
     Attributes:
         config: Of the server.
         num_blocks, num_host_blocks: Of the KV cache.
-        windows: Of the KV groups.
+        groups: The KV groups.
+        num_states: States of sequences and checkpoints; 0: the model has none.
         max_in_flight: Plans in flight.
         token_s: What a token of a step takes.
         arrival_s: Mean time between two requests.
@@ -55,7 +63,7 @@ class Settings:
     config: Config
     num_blocks: int
     num_host_blocks: int
-    windows: Sequence[KVCacheGroup]
+    groups: Sequence[CacheGroup]
     max_in_flight: int
     token_s: float
     arrival_s: float
@@ -64,12 +72,11 @@ class Settings:
     faults: Sequence[str]
     fault_s: float
     drains_early: bool
+    num_states: int = 0
 
-    @property
-    def reach(self) -> int | None:
-        """How far the model looks back, in tokens; None: without limit."""
-        windows = [group.window for group in self.windows]
-        return None if None in windows else max(window or 0 for window in windows)
+    def first_visible(self, position: int) -> int:
+        """The first position that the model sees from `position`."""
+        return min(group.reach.first_visible(position) for group in self.groups)
 
 
 def settings_of(rng: random.Random) -> Settings:
@@ -91,16 +98,19 @@ def settings_of(rng: random.Random) -> Settings:
     )
     config = replace(config, cache=replace(config.cache, block_size=block_size))  # any: there are no kernels
     features = frozenset(name for name in FEATURES if rng.random() < 0.5)
+    num_states = 0
+    if rng.random() < 0.35:
+        num_states = (config.scheduler.max_num_seqs or 0) + rng.choice((0, 2, 8, 40))
+        spacing = block_size * rng.choice((1, 2, 100))
+        config = replace(config, cache=replace(config.cache, mamba_block_size=spacing))
     faults = [name for name in FAULTS if rng.random() < 0.4]
     if not config.server.max_restarts:
         faults = [name for name in faults if name != "step hangs"]  # nobody would replace the engine
-    return Settings(
+    settings = Settings(
         config=config,
         num_blocks=num_blocks,
         num_host_blocks=rng.choice((0, 10, 200)),
-        windows=[
-            KVCacheGroup(window=window) for window in rng.choice(((None,), (None,), (None, 11), (9,), (None, None)))
-        ],
+        groups=[CacheGroup(reach=reach) for reach in rng.choice(REACHES)],
         max_in_flight=rng.choice((1, 2, 2, 3)),
         token_s=rng.choice((1e-4, 5e-4, 1e-3)),
         arrival_s=rng.choice((0.003, 0.02, 0.1)),
@@ -109,4 +119,8 @@ def settings_of(rng: random.Random) -> Settings:
         faults=faults,
         fault_s=rng.choice((0.3, 1.0, 3.0, 10.0)) if faults else float("inf"),
         drains_early=rng.random() < 0.1,
+        num_states=num_states,
     )
+    if rng.random() < 0.5:
+        return replace(settings, config=replace(config, cache=replace(config.cache, kv_offloading_size=1.0)))
+    return settings

@@ -24,6 +24,8 @@ LONGEST_S = 50_000.0
 """Virtual seconds that the steps of a run may take, jumps of the clock included."""
 IDLE_S = 5.0
 """After which an idle server must hold nothing."""
+MOST_LATE_FAULTS = 10
+"""How often an idle server may lose a process to a fault that was planted while it had work."""
 BACK_OFF = 10
 """So much longer it takes until the next client comes when one was turned away."""
 EARLY_SHARE = 0.03
@@ -119,8 +121,7 @@ class _Run:
         if self.settings.drains_early:  # an API process that dies in a drain is not replaced
             self._until(lambda: self._is_well or server.exit_code is not None, PATIENCE_S)
         else:
-            self._until(lambda: self._is_settled or server.exit_code is not None, PATIENCE_S)
-            self._until(lambda: False, IDLE_S, passes=True)
+            self._come_to_rest()
             if server.exit_code is None:
                 server.check_idle()
         judge.excuses.draining = True
@@ -137,6 +138,15 @@ class _Run:
             dict(sorted(self.faults.planted.items())),
             server.lives,
         )
+
+    def _come_to_rest(self) -> None:
+        """Until nothing has happened for a while. A fault that was planted before may strike an idle engine."""
+        for _ in range(MOST_LATE_FAULTS):
+            self._until(lambda: self._is_settled or self.server.exit_code is not None, PATIENCE_S)
+            self._until(lambda: False, IDLE_S, passes=True)
+            if self._is_settled or self.server.exit_code is not None:
+                return
+        self.world.fail("an idle server does not come to rest")
 
     @property
     def _is_settled(self) -> bool:

@@ -14,6 +14,7 @@ import pytest
 from quire.engine.core import EngineCore
 from tests.simulation import simulation
 from tests.simulation.__main__ import main, summaries
+from tests.simulation.faults import Faults
 from tests.simulation.settings import FAULTS, Settings, settings_of
 from tests.simulation.simulation import simulate
 
@@ -52,6 +53,19 @@ def test_a_run_ends_with_a_server_that_gives_up(monkeypatch: pytest.MonkeyPatch)
 
     monkeypatch.setattr(simulation, "settings_of", without_restarts)
     assert simulate(0, 10_000, ["engine killed"]).lives["engine"] == 1
+
+
+@pytest.mark.parametrize("late_s", [2.0, 4.8])
+def test_an_engine_may_die_when_all_is_idle(late_s: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As it does if a fault waits for one of its later turns."""
+    stop = Faults.stop
+
+    def stop_and_kill(faults: Faults) -> None:
+        stop(faults)
+        faults._world.after(late_s, lambda: faults._kill_engine())
+
+    monkeypatch.setattr(Faults, "stop", stop_and_kill)
+    assert simulate(3, 40, [], engines=2).lives["engine"] == 3
 
 
 def test_the_script_runs_many_seeds_in_several_processes(capsys: pytest.CaptureFixture[str]) -> None:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import itertools
 import random
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
+from quire.pooling_params import NO_SAMPLING, PoolingParams, PoolingTask
 from quire.sampling_params import SamplingParams
 from quire.structured_outputs_params import StructuredOutputsParams
 from tests.simulation.model import BROKEN_GRAMMAR, GRAMMAR, POISON, VOCAB_SIZE
@@ -23,6 +24,8 @@ class Ask:
     Attributes:
         number: Counts from 1.
         prompts, params, priority, salt, grammar, timeout, tenant: See EngineSession.add_request.
+        pooling: What is to be made of the texts in place of tokens; `params` is NO_SAMPLING then.
+        skip: How many of each text's first tokens are not pooled.
         leaves_after: Tokens after which the client disconnects; None: it stays.
         leaves_s: Seconds after which it does.
         pause_s: How long it takes to read what came, each time.
@@ -39,6 +42,8 @@ class Ask:
     leaves_after: int | None = None
     leaves_s: float | None = None
     pause_s: float = 0.0
+    pooling: PoolingParams | None = None
+    skip: int = 0
 
     @property
     def is_poison(self) -> bool:
@@ -87,7 +92,7 @@ class Generator:
             structured_outputs=StructuredOutputsParams(json_object=True) if has_grammar else None,
         )
         leaves = some("disconnects", 0.2)
-        return Ask(
+        ask = Ask(
             number,
             prompts,
             params,
@@ -100,6 +105,14 @@ class Generator:
             leaves_s=rng.choice((0.0, 0.01, 0.1, 2.0)) if leaves else None,
             pause_s=rng.choice((0.001, 0.05, 1.0)) if some("slow readers", 0.3) else 0.0,
         )
+        return self._pooled(ask) if some("pooled texts", 0.4) else ask
+
+    def _pooled(self, ask: Ask) -> Ask:
+        """A request for vectors of the same texts."""
+        sees_all = not self._settings.first_visible(MAX_MODEL_LEN)
+        task: PoolingTask = "token_embed" if sees_all and self._rng.random() < 0.3 else "embed"
+        skip = self._rng.randrange(min(map(len, ask.prompts))) if self._rng.random() < 0.3 else 0
+        return replace(ask, params=NO_SAMPLING, grammar="", pooling=PoolingParams(task=task), skip=skip)
 
     @property
     def _by_priority(self) -> bool:
@@ -108,7 +121,7 @@ class Generator:
     def _longest(self) -> int:
         """Tokens that any request may have: what surely fits."""
         settings = self._settings
-        blocks = settings.num_blocks // len(settings.windows)
+        blocks = settings.num_blocks // len(settings.groups)
         return min(MAX_MODEL_LEN, blocks * settings.config.cache.block_size) - 2
 
     def _prompt(self, rng: random.Random, capacity: int) -> list[int]:

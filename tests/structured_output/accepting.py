@@ -8,7 +8,7 @@ from pathlib import Path
 from llguidance import LLTokenizer
 
 import quire.builtin
-from quire.engine.structured_output.compiled_grammars import GrammarCompiler
+from quire.engine.structured_output.grammar_compiler import GrammarCompiler
 from quire.engine.structured_output.grammars import compile_grammar
 
 QUILL = Path(quire.builtin.__file__).parent / "quill"

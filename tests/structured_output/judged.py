@@ -10,7 +10,7 @@ from typing import Any
 from llguidance import LLMatcher, LLTokenizer
 
 from quire.engine.structured_output.grammars import PARSER_LIMITS, grammar_of
-from quire.engine.structured_output.messages import Constraint
+from quire.engine.structured_output.messages import Constraint, LenientSchema
 
 _USUAL = set(b'{}[]",:.-+0123456789abcdxyztruefalsn ')
 
@@ -25,15 +25,14 @@ class Compiled:
 
     Attributes:
         error: The compiler's; empty if there is none.
-        left_out: See `prepare_schema`.
+        left_out: Keywords that are not enforced, and where they stand.
     """
 
     def __init__(self, schema: Any, *, strict: bool = True) -> None:
-        self.left_out: list[str] = []
+        lenient: list[LenientSchema] = []
         constraint = Constraint("json", json.dumps(schema), any_whitespace=False, strict=strict)
-        self._matcher = LLMatcher(
-            _bytes(), grammar_of(constraint, {}, self.left_out), limits=PARSER_LIMITS, log_level=0
-        )
+        self._matcher = LLMatcher(_bytes(), grammar_of(constraint, {}, lenient), limits=PARSER_LIMITS, log_level=0)
+        self.left_out = [each for found in lenient for each in found.left_out]
         self.error = self._matcher.get_error()
 
     def accepts(self, value: Any) -> bool:

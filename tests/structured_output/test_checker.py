@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import threading
@@ -59,9 +60,9 @@ def checker() -> Iterator[GrammarChecker]:
 def test_a_sound_constraint_becomes_a_grammar(checker: GrammarChecker, asked: dict[str, Any]) -> None:
     params = StructuredOutputsParams(**asked)
     assert checker.known(params) is None
-    grammar = checker.grammar(params)
-    assert grammar
-    assert checker.known(params) == grammar
+    verdict = checker.check(params)
+    assert verdict.grammar
+    assert checker.known(params) == verdict
 
 
 @pytest.mark.parametrize(
@@ -97,7 +98,7 @@ def test_a_sound_constraint_becomes_a_grammar(checker: GrammarChecker, asked: di
 def test_what_cannot_be_honoured_is_refused_by_name(checker: GrammarChecker, asked: dict[str, Any], named: str) -> None:
     params = StructuredOutputsParams(**asked, name="response_format")
     with pytest.raises(RequestError, match=named) as caught:
-        checker.grammar(params)
+        checker.check(params)
     assert caught.value.param == "response_format"
     with pytest.raises(RequestError, match=named):
         checker.known(params)
@@ -111,7 +112,7 @@ def test_an_explosive_constraint_is_given_up_in_time_and_others_pass_meanwhile(
 
     def explode() -> None:
         try:
-            checker.grammar(StructuredOutputsParams(**asked))
+            checker.check(StructuredOutputsParams(**asked))
         except RequestError as error:
             refused.append(error)
 
@@ -120,7 +121,7 @@ def test_an_explosive_constraint_is_given_up_in_time_and_others_pass_meanwhile(
     began = time.monotonic()
     thread = threading.Thread(target=explode)
     thread.start()
-    assert checker.grammar(StructuredOutputsParams(json={"type": "string", "maxLength": len(str(asked))}))
+    assert checker.check(StructuredOutputsParams(json={"type": "string", "maxLength": len(str(asked))}))
     assert thread.is_alive(), "the sound one passed while the other was tried"
     thread.join()
     assert time.monotonic() - began < 20  # 2 s on an idle machine; as long as nobody ends it, minutes
@@ -129,7 +130,7 @@ def test_an_explosive_constraint_is_given_up_in_time_and_others_pass_meanwhile(
 
 def test_grammars_may_nest_deeply_without_ending_the_helper(checker: GrammarChecker) -> None:
     rules = {f"r{i}": {"$ref": f"#/$defs/r{i + 1}"} for i in range(3000)} | {"r3000": {"type": "string"}}
-    assert checker.grammar(StructuredOutputsParams(json={"$ref": "#/$defs/r0", "$defs": rules}))
+    assert checker.check(StructuredOutputsParams(json={"$ref": "#/$defs/r0", "$defs": rules}))
 
 
 def test_what_a_schema_that_is_not_strict_leaves_out_is_named_once_in_the_log(
@@ -137,12 +138,12 @@ def test_what_a_schema_that_is_not_strict_leaves_out_is_named_once_in_the_log(
 ) -> None:
     schema = {"type": "object", "properties": {"tags": {"type": "array", "contains": {"const": 1}}}}
     for _ in range(2):
-        assert checker.grammar(StructuredOutputsParams(json=schema, strict=False, name="response_format"))
+        assert checker.check(StructuredOutputsParams(json=schema, strict=False, name="response_format"))
     (record,) = caplog.records
     assert "response_format: " in record.getMessage()
     assert "'contains' (at /properties/tags)" in record.getMessage()
     with pytest.raises(RequestError, match="'contains'"):
-        checker.grammar(StructuredOutputsParams(json=schema))
+        checker.check(StructuredOutputsParams(json=schema))
 
 
 def test_what_cannot_be_said_otherwise_in_time_is_left_out(checker: GrammarChecker) -> None:
@@ -153,12 +154,41 @@ def test_what_cannot_be_said_otherwise_in_time_is_left_out(checker: GrammarCheck
         "properties": {name: {"type": "integer"} for name in names},
         "dependentRequired": {name: [names[0]] for name in names[1:]},
     }
-    assert checker.grammar(StructuredOutputsParams(json=schema, strict=False))
+    assert checker.check(StructuredOutputsParams(json=schema, strict=False))
+
+
+@pytest.mark.parametrize(
+    ("schema", "left_out"),
+    [
+        (
+            {
+                "$ref": "#/$defs/n",
+                "$defs": {
+                    "n": {"type": "object", "allOf": [{"$ref": "#/$defs/m"}]},
+                    "m": {"properties": {"c": {"items": {"$ref": "#/$defs/n", "minProperties": 1}}}},
+                },
+            },
+            "'$ref' (at /$defs/m/properties/c/items)",
+        ),
+        ({"patternProperties": {"^a": {"type": "integer"}, "b$": {"type": "string"}}}, "'patternProperties'"),
+        ({"patternProperties": {"^(?!x).+$": {"type": "integer"}}}, "'patternProperties'"),
+        ({"type": "number", "minimum": 0, "maximum": 1.79769e308}, "'maximum'"),
+    ],
+)
+def test_what_the_compiler_cannot_cope_with_is_left_out(
+    checker: GrammarChecker, schema: dict[str, Any], left_out: str
+) -> None:
+    """Of schemas that are not strict; others are refused."""
+    (found,) = checker.check(StructuredOutputsParams(json=schema, strict=False)).lenient
+    assert left_out in found.left_out
+    assert json.loads(found.schema) == schema
+    with pytest.raises(RequestError):
+        checker.check(StructuredOutputsParams(json=schema))
 
 
 def test_a_signal_to_all_processes_does_not_end_a_helper(checker: GrammarChecker) -> None:
-    assert checker.grammar(StructuredOutputsParams(regex="[a-f]{3}"))
+    assert checker.check(StructuredOutputsParams(regex="[a-f]{3}"))
     (helper,) = checker._helpers._idle
     os.kill(helper.pid, signal.SIGTERM)
-    assert checker.grammar(StructuredOutputsParams(regex="[a-f]{4}"))
+    assert checker.check(StructuredOutputsParams(regex="[a-f]{4}"))
     assert checker._helpers._idle == [helper], "the same one"

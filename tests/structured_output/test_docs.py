@@ -61,5 +61,5 @@ def _compiler_error(schema: dict[str, object]) -> str:
 def test_a_one_of_whose_parts_overlap_is_refused_by_name(part: dict[str, object]) -> None:
     checker = GrammarChecker()
     with pytest.raises(RequestError, match="keyword 'oneOf'"):
-        checker.grammar(StructuredOutputsParams(json={"oneOf": [part, {"type": "number"}]}))
+        checker.check(StructuredOutputsParams(json={"oneOf": [part, {"type": "number"}]}))
     checker.close()

@@ -198,6 +198,13 @@ def test_a_strict_schema_is_refused_by_the_keyword_and_where_it_stands(schema: A
         assert len(loose.left_out) == 1
 
 
+def test_keywords_beside_a_reference_say_nothing_in_older_drafts() -> None:
+    """As draft 7 and those before it say."""
+    schema = {"$ref": "#/definitions/a", "maximum": 1, "definitions": {"a": {"type": "integer"}}}
+    assert not Compiled(schema).accepts(2)
+    assert Compiled({"$schema": "http://json-schema.org/draft-07/schema#", **schema}).accepts(2)
+
+
 def test_a_schema_that_is_not_strict_is_enforced_as_far_as_it_can_be() -> None:
     schema = {"type": "array", "items": {"type": "string", "format": "path"}, "uniqueItems": True, "maxItems": 2}
     compiled = Compiled(schema, strict=False)

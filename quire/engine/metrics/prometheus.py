@@ -17,6 +17,7 @@ from quire.engine.metrics.histogram import Histogram, WorkTimes
 from quire.engine.metrics.server_stats import ServerStats
 from quire.engine.metrics.stats import Stats
 from quire.foundation.config import CacheConfig
+from quire.foundation.messages.from_engine import MediaLoad, TierLoad
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
@@ -35,6 +36,8 @@ _ENGINE_METRICS: tuple[tuple[_Family, str, str, Callable[[Stats], _Value]], ...]
     (_GAUGE, "vllm:cpu_cache_usage_perc", "Swap space in use; 1 is full.", lambda s: s.host_usage),
     (_GAUGE, "vllm:kv_cache_waste_perc", "Room in the KV blocks in use that holds no token; 1 is all.",
      lambda s: s.cache_waste),
+    (_GAUGE, "quire:prefix_cache_retained_perc", "KV cache that is free, and kept for sessions that go on; 1 is all.",
+     lambda s: s.retained_share),
     (_GAUGE, "vllm:gpu_prefix_cache_hit_rate", "Prefix cache hits of all queries since the start.",
      lambda s: s.prefix_hit_rate),
     (_GAUGE, "vllm:cpu_prefix_cache_hit_rate", _OLDER.format("gpu_prefix_cache_hit_rate"), lambda s: s.prefix_hit_rate),
@@ -78,7 +81,9 @@ _ENGINE_METRICS: tuple[tuple[_Family, str, str, Callable[[Stats], _Value]], ...]
     (_HISTOGRAM, "vllm:request_params_n", "n asked for, once a prompt.", lambda s: s.choices),
     (_HISTOGRAM, "vllm:iteration_tokens_total", "Tokens that a step moves forward by.", lambda s: s.step_tokens),
     (_GAUGE, "quire:engine_paused", "Whether /pause was called, and no /resume since.", lambda s: bool(s.load.paused)),
+    (_COUNTER, "quire:texts_pooled", "Texts that a vector or values were made of.", lambda s: s.pooled),
     (_COUNTER, "quire:sequences_replayed", "Sequences that went on in another engine.", lambda s: s.replayed),
+    (_COUNTER, "quire:schema_misses", "Outputs that broke a schema that is not strict.", lambda s: s.schema_misses),
 )  # fmt: skip
 """Metrics of each engine without further labels."""
 
@@ -165,6 +170,17 @@ class _Families(Collector):
             self._add(_GAUGE, name, "Sequences waiting, by reason.", count, number, reason=reason)
         for family, name, text, value in _ENGINE_METRICS:
             self._add(family, name, text, value(stats), number)
+        if (states := load.states) is not None:
+            used = 1 - states.free / states.num_states
+            text = "States of recurrent layers that sequences hold; 1 is all."
+            self._add(_GAUGE, "quire:state_usage_perc", text, used, number)
+            name, text = "quire:state_checkpoints", "Checkpoints of states, made or left out for want of a free state."
+            for outcome, count in (("made", states.checkpoints), ("left_out", states.skipped)):
+                self._add(_COUNTER, name, text, count, number, outcome=outcome)
+        if load.tier is not None:
+            self._add_tier(load.tier, number)
+        if load.media is not None:
+            self._add_media(load.media, number)
         for position, accepted in enumerate(load.accepted_drafts or [0]):
             name = "vllm:spec_decode_num_accepted_tokens_per_pos"
             text = "The same, by place among the drafts."
@@ -183,6 +199,25 @@ class _Families(Collector):
         name, text = "quire:process_restarts", "Processes that were replaced, by kind."
         self._add(_COUNTER, name, text, stats.epoch, number, process="engine")
 
+    def _add_media(self, media: MediaLoad, engine: int) -> None:
+        text = "Images that prompts brought into steps."
+        self._add(_COUNTER, "vllm:mm_cache_queries", text, media.queries, engine)
+        self._add(_COUNTER, "vllm:mm_cache_hits", "Of these: had their vectors already.", media.hits, engine)
+
+    def _add_tier(self, tier: TierLoad, engine: int) -> None:
+        text = "Tokens of prompts that the device's prefix cache did not have."
+        self._add(_COUNTER, "vllm:external_prefix_cache_queries", text, tier.query_tokens, engine)
+        text = "Of these: loaded from the host."
+        self._add(_COUNTER, "vllm:external_prefix_cache_hits", text, tier.hit_tokens, engine)
+        text = "Bytes of KV blocks that were copied between the device and the host."
+        for way, copied in (("GPU_to_CPU", tier.stored_bytes), ("CPU_to_GPU", tier.loaded_bytes)):
+            self._add(_COUNTER, "vllm:kv_offload_total_bytes", text, copied, engine, transfer_type=way)
+        text = "KV blocks that the host holds contents of."
+        self._add(_GAUGE, "quire:kv_offload_blocks", text, tier.cached_blocks, engine)
+        text = "Blocks that were not stored because the host had no room, and prefixes that were quicker to compute."
+        for reason, count in (("no_room", tier.left_out), ("too_slow", tier.too_slow)):
+            self._add(_COUNTER, "quire:kv_offload_left_out", text, count, engine, reason=reason)
+
     def _add_server(self) -> None:
         stats, swaps = self._stats, self._stats.swaps
         name, text = "quire:process_restarts", "Processes that were replaced, by kind."
@@ -190,6 +225,8 @@ class _Families(Collector):
         for limit, count in stats.rejections.items():
             name, text = "vllm:admission_rejections", "Requests answered by 429, by limit."
             self._add(_COUNTER, name, text, count, reason=limit)
+        text = "Seconds of sound that requests have brought."
+        self._add(_COUNTER, "quire:audio_seconds", text, stats.http.audio_seconds)
         for outcome, count in (("done", swaps.done), ("failed", swaps.failed)):
             name, text = "quire:model_swaps", "Swaps of the served model, by outcome."
             self._add(_COUNTER, name, text, count, outcome=outcome)

@@ -31,10 +31,12 @@ class Answered(NamedTuple):
 
 @dataclass
 class HttpCounts:
-    """How many answers to HTTP requests there were, and how long they took: a stream until its last byte."""
+    """How many answers to HTTP requests there were, and how long they took: a stream until its last byte; and how many
+    seconds of sound requests have brought."""
 
     answers: dict[Answered, int] = field(default_factory=dict)
     seconds: dict[tuple[str, str], Histogram] = field(default_factory=dict)
+    audio_seconds: float = 0.0
 
     def answered(self, method: str, handler: str | None, status: int, seconds: float) -> None:
         method, handler = method if method in METHODS else "OTHER", handler or NO_HANDLER
@@ -44,6 +46,7 @@ class HttpCounts:
 
     def add(self, other: HttpCounts) -> None:
         """Add what another process has counted."""
+        self.audio_seconds += other.audio_seconds
         for answered, number in other.answers.items():
             self.answers[answered] = self.answers.get(answered, 0) + number
         for labels, seconds in other.seconds.items():

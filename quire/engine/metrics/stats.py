@@ -43,7 +43,7 @@ END_REASONS: tuple[EndReason, ...] = get_args(EndReason)
 UNKNOWN_LENGTHS = (1.0,)
 """The scale of token counts before the longest length is known."""
 _LENGTHS = ("prompt_lengths", "computed_lengths", "output_lengths", "most_tokens", "max_tokens")
-_REQUEST_COUNTERS = ("prompt_tokens", "cached_tokens", "generation_tokens", "replayed")
+_REQUEST_COUNTERS = ("prompt_tokens", "cached_tokens", "generation_tokens", "pooled", "replayed", "schema_misses")
 
 
 @dataclass
@@ -91,8 +91,10 @@ class Stats:
         step_tokens, turns: Tokens of its steps and times of its loop's turns, as the engine counts them.
         prompt_tokens, cached_tokens: Of prompts that have brought a first token; cached ones were not computed for it.
         generation_tokens: Tokens that readers have got: as many as `usage` reports.
+        pooled: Texts that a vector or values were made of.
         prompt_rate, generation_rate: Tokens a second in the last interval of `StatsLogLine`.
         replayed: Sequences that another engine went on with.
+        schema_misses: Finished outputs that were not valid under a schema that is not strict.
     """
 
     engine: int = 0
@@ -104,9 +106,11 @@ class Stats:
     prompt_tokens: int = 0
     cached_tokens: int = 0
     generation_tokens: int = 0
+    pooled: int = 0
     prompt_rate: float = 0.0
     generation_rate: float = 0.0
     replayed: int = 0
+    schema_misses: int = 0
     ended: dict[EndReason, int] = field(default_factory=lambda: dict.fromkeys(END_REASONS, 0))
     first_token_s: Histogram = field(default_factory=partial(Histogram, FIRST_TOKEN_S))
     inter_token_s: Histogram = field(default_factory=partial(Histogram, TOKEN_S))
@@ -192,6 +196,11 @@ class Stats:
         return 1 - self.load.free_blocks / self.load.num_blocks if self.load.num_blocks else 0.0
 
     @property
+    def retained_share(self) -> float:
+        """Share of the KV blocks that are kept for sessions between their turns."""
+        return self.load.retained_blocks / self.load.num_blocks if self.load.num_blocks else 0.0
+
+    @property
     def host_usage(self) -> float:
         """Share of the ready swap space in use."""
         return 1 - self.load.free_host_blocks / self.load.ready_host_blocks if self.load.ready_host_blocks else 0.0
@@ -241,6 +250,7 @@ class Stats:
             waiting_tokens=queued_tokens,
             queued_tokens=queued_tokens,
             free_blocks=self.load.num_blocks,
+            retained_blocks=0,
             unwritten_tokens=0,
             free_host_blocks=self.load.ready_host_blocks,
         )
@@ -276,6 +286,15 @@ class Stats:
         sequence.last_token = now
         sequence.received += tokens
 
+    def record_pooled(self, sequence: SequenceStats, end: End) -> None:
+        """Record that a text was pooled, by its last message."""
+        if end.vector_shape:
+            self.pooled += 1
+            sequence.cached_tokens = end.cached_tokens
+            self.prompt_tokens += sequence.prompt_tokens
+            self.cached_tokens += end.cached_tokens
+            self.computed_lengths.observe(sequence.prompt_tokens - end.cached_tokens)
+
     def record_delivered(self, sequence: SequenceStats, tokens: int) -> None:
         """Record that the reader has got more tokens."""
         sequence.delivered += tokens
@@ -289,8 +308,9 @@ class Stats:
         self.ended[reason] += 1
         self.whole_s.observe(now - sequence.arrival)
         self.prompt_lengths.observe(sequence.prompt_tokens)
-        self.output_lengths.observe(sequence.delivered)
-        self.max_tokens.observe(sequence.max_tokens)
+        if sequence.max_tokens:  # else it was pooled
+            self.output_lengths.observe(sequence.delivered)
+            self.max_tokens.observe(sequence.max_tokens)
         if sequence.first_token is not None:
             self.computed_lengths.observe(sequence.prompt_tokens - sequence.cached_tokens)
             if sequence.received > 1:

@@ -1,6 +1,7 @@
-"""`python -m quire.engine.structured_output.checker_process`: translates constraints and tries to compile them.
+"""`python -m quire.engine.structured_output.checker_process`: translates constraints and tries to compile them, and
+checks finished values.
 
-A constraint may make it run out of time, stack or memory; whoever asks kills it and starts another. Single bytes are
+Both may make it run out of time, stack or memory; whoever asks kills it and starts another. Single bytes are
 its vocabulary, because it is a grammar's own size that may explode.
 """
 
@@ -17,8 +18,10 @@ import time
 import msgspec
 from llguidance import LLMatcher, LLTokenizer, TokenizerWrapper
 
+from quire.engine.structured_output.finished_value import problem_of
 from quire.engine.structured_output.grammars import compile_grammar, grammar_of
-from quire.engine.structured_output.messages import Constraint, Verdict
+from quire.engine.structured_output.json_schema import SIMPLER, Simplified
+from quire.engine.structured_output.messages import Constraint, FinishedValue, LenientSchema, Task, Verdict
 from quire.engine.structured_output.structural_tag import SpecialTokens
 from quire.foundation.processes.helper_process import Channel, run_helper
 
@@ -31,7 +34,7 @@ _BYTES_OF_MASK = 64
 """How much of a mask is read: nearly all single bytes are there."""
 _LONGEST_MESSAGE = 400
 _MAX_NAMED = 16
-"""How many of the things that are left out are named."""
+"""How many of the things that are left out of a schema are named."""
 _KEYS = re.compile(r'Unimplemented keys: \["(.*?)"')
 _OF_SCHEMA = re.compile(r"(?s).*failed to compile JSON schema: (.*?)(?:\n *1 \| .*|$)")
 """Its group is the part of a message that is about the client's schema, and not about the grammar around it."""
@@ -44,40 +47,54 @@ def main(connection: socket.socket) -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--special-tokens", default="{}")
     special = msgspec.json.decode(parser.parse_known_args()[0].special_tokens, type=dict[str, int])
-    channel: Channel[Verdict, Constraint] = Channel(connection, Constraint)
+    channel: Channel[Verdict, Task] = Channel(connection, Task)  # type: ignore[arg-type]
     tokenizer = LLTokenizer(TokenizerWrapper(_Bytes(special)))
     channel.send(Verdict())  # ready
     while True:
-        constraint = channel.receive(None)
-        assert constraint is not None
-        channel.send(_judge(constraint, tokenizer, special))
+        task = channel.receive(None)
+        assert task is not None
+        if isinstance(task, FinishedValue):
+            channel.send(Verdict(error=problem_of(task)[:_LONGEST_MESSAGE]))
+        else:
+            channel.send(_judge(task, tokenizer, special))
 
 
 def _judge(constraint: Constraint, tokenizer: LLTokenizer, special: SpecialTokens) -> Verdict:
-    """The verdict on a constraint. Where a grammar need not enforce all of a schema, a simpler one is tried too."""
-    verdict = _tried(constraint, tokenizer, special, plain=False)
-    if verdict.error and not constraint.strict:
-        plain = _tried(constraint, tokenizer, special, plain=True)
-        return verdict if plain.error else plain
+    """The verdict on a constraint. Where a grammar need not enforce all of a schema, simpler ones are tried too."""
+    lenient: list[LenientSchema] = []
+    verdict = _tried(constraint, tokenizer, special, lenient, Simplified.NOT)
+    if verdict.error and lenient:
+        for simplified in SIMPLER:
+            simpler = _tried(constraint, tokenizer, special, [], simplified)
+            if not simpler.error:
+                return simpler
     return verdict
 
 
-def _tried(constraint: Constraint, tokenizer: LLTokenizer, special: SpecialTokens, *, plain: bool) -> Verdict:
+def _tried(
+    constraint: Constraint,
+    tokenizer: LLTokenizer,
+    special: SpecialTokens,
+    lenient: list[LenientSchema],
+    simplified: Simplified,
+) -> Verdict:
     try:
-        left_out: list[str] = []
-        grammar = grammar_of(constraint, special, left_out, plain=plain)
+        grammar = grammar_of(constraint, special, lenient, simplified)
         matcher = compile_grammar(tokenizer, grammar)
         _walk(matcher)
         if matcher.is_error():
             return Verdict(error=_readable(matcher.get_error()))
-        left_out += [_readable(warning) for warning in matcher.get_grammar_warnings()]
+        warnings = [_readable(warning) for warning in matcher.get_grammar_warnings()]
     except RecursionError:
         return Verdict(error="it is nested too deeply: make it flatter")
     except MemoryError:
         return Verdict(error="it needs too much memory: make it smaller")
     except (ValueError, KeyError, TypeError) as error:
         return Verdict(error=_readable(str(error)))
-    return Verdict(grammar, left_out=[" ".join(each.split())[:_LONGEST_MESSAGE] for each in left_out[:_MAX_NAMED]])
+    for schema in lenient:  # which of them a warning is about is not known
+        schema.left_out[:] = [" ".join(each.split())[:_LONGEST_MESSAGE] for each in (schema.left_out + warnings)]
+        del schema.left_out[_MAX_NAMED:]
+    return Verdict(grammar, lenient=[schema for schema in lenient if schema.left_out])
 
 
 def _walk(matcher: LLMatcher) -> None:

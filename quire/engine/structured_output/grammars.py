@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Iterator
+from contextlib import suppress
 from typing import Any
 
+import msgspec
 from llguidance import LLMatcher, LLParserLimits, LLTokenizer
 
 from quire.engine.structured_output.ebnf import is_ebnf, lark_from_ebnf
-from quire.engine.structured_output.json_schema import SchemaRefused, prepare_schema
-from quire.engine.structured_output.messages import Constraint
+from quire.engine.structured_output.json_schema import SchemaRefused, Simplified, prepare_schema
+from quire.engine.structured_output.messages import Constraint, LenientSchema
 from quire.engine.structured_output.structural_tag import SpecialTokens, grammar_from_structural_tag, pattern
 from quire.text.output_parsers.call_grammar import FORM
-from quire.text.output_parsers.lark_rules import quoted
+from quire.text.output_parsers.lark_rules import LEFT_OUT, quoted
 
 _SCHEMA_RULE = re.compile(r"^(\w+: %json )(\{.*\})$", re.MULTILINE)
 PARSER_LIMITS = LLParserLimits(
@@ -28,27 +31,30 @@ seconds for large vocabularies, and masks are quick without it. Error messages l
 
 
 def grammar_of(
-    constraint: Constraint, special: SpecialTokens, left_out: list[str] | None = None, *, plain: bool = False
+    constraint: Constraint,
+    special: SpecialTokens,
+    lenient: list[LenientSchema] | None = None,
+    simplified: Simplified = Simplified.NOT,
 ) -> str:
     """The grammar of a constraint.
 
     Args:
-        left_out: Where to name what is not enforced of schemas that are not strict.
-        plain: Whether to leave out of such schemas also what would have to be rewritten.
+        lenient: Gets the schemas that are not strict, with what the grammar does not enforce of each.
+        simplified: What is left out of such schemas though it might be enforced.
 
     Raises:
         ValueError: The constraint cannot be honoured; the message says what to do.
     """
-    left_out = [] if left_out is None else left_out
+    lenient = [] if lenient is None else lenient
 
-    def prepared(schema: Any) -> dict[str, Any]:
+    def prepared(schema: Any, left_out: list[str] | None = None) -> dict[str, Any]:
         return prepare_schema(
             schema,
             whitespace=constraint.whitespace,
             any_whitespace=constraint.any_whitespace,
             closed=constraint.closed,
-            left_out=None if constraint.strict else left_out,
-            plain=plain,
+            left_out=left_out,
+            simplified=Simplified.NOT if left_out is None else simplified,
         )
 
     text = constraint.text
@@ -57,13 +63,17 @@ def grammar_of(
             grammar = grammar_from_structural_tag(text, prepared, _lark, special)
         case "json" | "json_object":
             schema = json.loads(text) if constraint.kind == "json" else {"type": "object"}
-            grammar = json.dumps({"grammars": [{"json_schema": prepared(schema)}]})
+            left_out: list[str] | None = None if constraint.strict else []
+            if left_out is not None:
+                lenient.append(LenientSchema(left_out, schema=text))
+            grammar = json.dumps({"grammars": [{"json_schema": prepared(schema, left_out)}]})
         case "regex":
             grammar = f"start: {pattern(text)}"
         case "choice":
             grammar = "start: CHOICE\nCHOICE: " + " | ".join(quoted(each) for each in json.loads(text))
         case _:
-            grammar = _SCHEMA_RULE.sub(lambda rule: _prepared_rule(rule, left_out, plain), _lark(text))
+            lenient += _notes(text)
+            grammar = _SCHEMA_RULE.sub(lambda rule: _prepared_rule(rule, lenient, simplified), _lark(text))
     return _behind(constraint.behind, grammar) if constraint.behind else grammar
 
 
@@ -82,7 +92,16 @@ def _behind(front: str, grammar: str) -> str:
     return json.dumps({"grammars": [{"lark_grammar": front}, {**first, "name": FORM}, *others]})
 
 
-def _prepared_rule(rule: re.Match[str], left_out: list[str], plain: bool) -> str:
+def _notes(grammar: str) -> Iterator[LenientSchema]:
+    """What `LarkRules.leave_out` has noted."""
+    for line in grammar.splitlines():
+        if line.startswith(LEFT_OUT):
+            with suppress(ValueError, TypeError):
+                tool, left_out = msgspec.json.decode(line.removeprefix(LEFT_OUT), type=tuple[str, list[str]])
+                yield LenientSchema(left_out, tool)
+
+
+def _prepared_rule(rule: re.Match[str], lenient: list[LenientSchema], simplified: Simplified) -> str:
     """A rule of a JSON schema, prepared if `LarkRules.json` has written it."""
     try:
         schema: dict[str, Any] = json.loads(rule[2])
@@ -91,13 +110,17 @@ def _prepared_rule(rule: re.Match[str], left_out: list[str], plain: bool) -> str
     options = schema.pop("x-quire", None)
     if not isinstance(options, dict):
         return rule[0]
-    name, strict = str(options.pop("name", "")), options.pop("strict", True)
-    own: list[str] = []
+    name, tool, strict = str(options.pop("name", "")), str(options.pop("tool", "")), options.pop("strict", True)
+    left_out: list[str] | None = None if strict else []
     try:
-        prepared = prepare_schema(schema, **options, left_out=None if strict else own, plain=plain)
+        simplified = Simplified.NOT if strict else simplified
+        prepared = prepare_schema(schema, **options, left_out=left_out, simplified=simplified)
     except SchemaRefused as error:
         raise SchemaRefused(f"{name}: {error}" if name else str(error)) from None
-    left_out += [f"{each} of {name}" if name else each for each in own]
+    schema.pop("x-guidance", None)
+    if left_out is not None and schema.keys() - {"type"}:  # arguments that the model may choose have no more
+        named = [f"{each} of {name}" if name else each for each in left_out]
+        lenient.append(LenientSchema(named, tool, "" if tool else json.dumps(schema, ensure_ascii=False)))
     return rule[1] + json.dumps(prepared, ensure_ascii=False)
 
 

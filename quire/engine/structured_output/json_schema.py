@@ -7,8 +7,11 @@ becomes that of 2020-12. All that a schema refers to is found here and stands in
 
 from __future__ import annotations
 
+from contextlib import suppress
+from enum import IntFlag
 from typing import Any, NamedTuple
 
+from quire.engine.structured_output.schema_logic import ref_is_alone
 from quire.engine.structured_output.schema_rewrites import REWRITTEN, SchemaRewrites, without_look_ahead
 from quire.text.output_parsers.schema_references import MAX_DEPTH, SchemaReferences
 
@@ -40,8 +43,26 @@ _NEUTRAL: tuple[tuple[str, Any], ...] = (
 """Keywords with a value that restricts nothing: generators of schemas write these."""
 _DROPPED = frozenset(("$defs", "definitions", "$id", "id", "$anchor", "$schema", "x-guidance", "x-quire"))
 """Keywords that say where a schema stands, which are not needed once references are resolved."""
+_BOUNDS = ("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum")
+_EXTREME = 1e300
 _MAX_SCHEMAS = 50_000
 """How many schemas one schema may become."""
+
+
+class Simplified(IntFlag):
+    """What is left out of a schema that is not strict, though it can be enforced elsewhere."""
+
+    NOT = 0
+    REWRITES = 1
+    """What would have to be rewritten: it may be too much for the compiler."""
+    PATTERNS = 2
+    """Patterns of properties: the compiler needs them to be disjoint, and without look-around."""
+    CYCLES = 4
+    """References that close a cycle: the compiler needs one in each that stands alone."""
+
+
+SIMPLER = (Simplified.REWRITES, Simplified.PATTERNS, Simplified.CYCLES, Simplified(7))
+"""What is tried in turn if a schema does not compile."""
 
 
 class SchemaRefused(ValueError):
@@ -50,7 +71,7 @@ class SchemaRefused(ValueError):
 
 def prepare_schema(
     schema: Any, *, whitespace: str | None = None, any_whitespace: bool = True, closed: bool = False,
-    left_out: list[str] | None = None, plain: bool = False,
+    left_out: list[str] | None = None, simplified: Simplified = Simplified.NOT,
 ) -> dict[str, Any]:  # fmt: skip
     """A schema for the compiler.
 
@@ -60,7 +81,7 @@ def prepare_schema(
         any_whitespace: Whether there may be whitespace between parts at all.
         closed: Whether objects that do not mention additional properties have none.
         left_out: Where to name what cannot be enforced and is left out; None to refuse it.
-        plain: Whether to leave out also what would have to be rewritten.
+        simplified: What is left out though it might be enforced.
 
     Raises:
         SchemaRefused: The schema cannot be honoured, or is malformed.
@@ -74,20 +95,22 @@ def prepare_schema(
         options = {"whitespace_pattern": WHITESPACE if whitespace is None else whitespace}
     if left_out is not None:
         options["lenient"] = True
-    prepared = _Preparation(schema, closed, left_out, plain).document()
+    prepared = _Preparation(schema, closed, left_out, simplified).document()
     return {**prepared, "x-guidance": options}  # takes the place of one that the client may have sent
 
 
 class _Preparation:
-    def __init__(self, root: dict[str, Any], closed: bool, left_out: list[str] | None, plain: bool) -> None:
+    def __init__(self, root: dict[str, Any], closed: bool, left_out: list[str] | None, simplified: Simplified) -> None:
         self._root = root
         self._closed = closed
         self._left_out = left_out
-        self._plain = plain
+        self._simplified = simplified
         self._references = SchemaReferences(root)
+        self._ref_is_alone = ref_is_alone(root)
         self._rewrites = SchemaRewrites(self._references)
         self._names: dict[int, str] = {}  # of definitions, by identity
         self._waiting: list[tuple[Any, str, str]] = []  # definitions, their names, and where they stand
+        self._current: Any = root  # the definition that is prepared
         self._num_schemas = 0
 
     def document(self) -> dict[str, Any]:
@@ -95,8 +118,8 @@ class _Preparation:
         found: dict[str, Any] | bool = self._schema(self._root, "", 0)
         definitions: dict[str, Any] = {}
         while self._waiting:
-            schema, name, place = self._waiting.pop()
-            definitions[name] = self._schema(schema, place, 0)
+            self._current, name, place = self._waiting.pop()
+            definitions[name] = self._schema(self._current, place, 0)
         if isinstance(found, bool):
             raise SchemaRefused("the schema allows nothing")
         draft = self._root.get("$schema")
@@ -115,7 +138,7 @@ class _Preparation:
         prepared: dict[str, Any] = {}
         more: list[Any] = []  # what must hold besides
         at = _Place(place, depth, made)
-        for keyword, value in _modern(schema).items():
+        for keyword, value in self._taken(schema, place).items():
             if keyword in _DROPPED or (keyword == "format" and isinstance(value, str) and value not in FORMATS):
                 continue
             if keyword in REFUSED:
@@ -136,6 +159,19 @@ class _Preparation:
             return False
         rest = [self._schema(each, place, depth + 1, True) for each in more]
         return {"allOf": [prepared, *rest]} if rest else prepared
+
+    def _taken(self, schema: dict[str, Any], place: str) -> dict[str, Any]:
+        """The keywords of a schema that say something, but for those that are left out without being tried."""
+        if self._ref_is_alone and "$ref" in schema:
+            return {"$ref": schema["$ref"]}
+        schema = _modern(schema)
+        left_out = [key for key in _BOUNDS if self._simplified and _is_extreme(schema.get(key))]
+        if Simplified.PATTERNS in self._simplified and "patternProperties" in schema:
+            left_out += ["patternProperties", "additionalProperties"]
+        for key in left_out:
+            if schema.pop(key, None) is not None:
+                self._refuse(key, place)
+        return schema
 
     def _value(self, keyword: str, value: Any, at: _Place) -> Any:
         place, depth = f"{at.place}/{keyword}", at.depth + 1
@@ -159,14 +195,14 @@ class _Preparation:
         self._left_out.append(f"'{keyword}'{where}")
 
     def _rewrite(self, keyword: str, value: Any, schema: dict[str, Any], more: list[Any], at: _Place) -> None:
-        found = None if self._plain else self._rewrites.of(keyword, value, schema)
+        found = None if Simplified.REWRITES in self._simplified else self._rewrites.of(keyword, value, schema)
         if found is None:
             self._refuse(keyword, at.place, "is not supported here")
         else:
             more += [each for each in found if each is not True]
 
     def _one_of(self, schema: dict[str, Any], prepared: dict[str, Any], more: list[Any], at: _Place) -> None:
-        parts = None if self._plain else self._rewrites.exclusive_parts(schema)
+        parts = None if Simplified.REWRITES in self._simplified else self._rewrites.exclusive_parts(schema)
         if parts is None:
             self._refuse("oneOf", at.place, "is supported only where its parts exclude each other", "use 'anyOf'")
             parts = schema["oneOf"]
@@ -193,12 +229,33 @@ class _Preparation:
             ) from None
         except LookupError as error:
             raise SchemaRefused(f"keyword '$ref' leads nowhere: '{str(error)[:120]}'") from None
-        if isinstance(target, dict):
+        if Simplified.CYCLES in self._simplified and isinstance(target, dict) and self._closes_cycle(target):
+            self._refuse("$ref", at.place)
+        elif isinstance(target, dict):
             prepared["$ref"] = self._defined(target, schema["$ref"])
         elif isinstance(target, bool):
             more += [] if target else [False]
         else:
             raise SchemaRefused(f"keyword '$ref' leads to no schema: '{schema['$ref'][:120]}'")
+
+    def _closes_cycle(self, target: dict[str, Any]) -> bool:
+        """Whether a definition that was met before refers to the one that is prepared now, also by way of others."""
+        if target is not self._root and id(target) not in self._names:
+            return False
+        seen: set[int] = {id(target)}
+        waiting: list[Any] = [target]
+        while waiting:
+            each = waiting.pop()
+            if each is self._current:
+                return True
+            inner = [*each.values()] if isinstance(each, dict) else [*each]
+            if isinstance(each, dict) and "$ref" in each:
+                with suppress(LookupError):
+                    inner.append(self._references.target(each))
+            found = [part for part in inner if isinstance(part, dict | list) and id(part) not in seen]
+            seen.update(map(id, found))
+            waiting += found
+        return False
 
     def _defined(self, target: dict[str, Any], place: str) -> str:
         """The reference to a definition, which is made once."""
@@ -216,6 +273,11 @@ class _Place(NamedTuple):
     place: str
     depth: int
     made: bool
+
+
+def _is_extreme(bound: Any) -> bool:
+    """Whether a bound has more digits than the compiler writes patterns for."""
+    return isinstance(bound, int | float) and abs(bound) >= _EXTREME
 
 
 def _modern(schema: dict[str, Any]) -> dict[str, Any]:

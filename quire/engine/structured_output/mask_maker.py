@@ -21,7 +21,7 @@ from quire.foundation.processes.helper_process import STACK_BYTES, ChannelClosed
 if TYPE_CHECKING:  # the compiler is imported with the first grammar
     from llguidance import LLExecutor, LLMatcher
 
-    from quire.engine.structured_output.compiled_grammars import GrammarCompiler
+    from quire.engine.structured_output.grammar_compiler import GrammarCompiler
 
 logger = logging.getLogger(__name__)
 
@@ -171,7 +171,7 @@ class MaskMaker:
     def _load(self) -> GrammarCompiler:
         from llguidance import LLExecutor
 
-        from quire.engine.structured_output.compiled_grammars import GrammarCompiler
+        from quire.engine.structured_output.grammar_compiler import GrammarCompiler
 
         compiler = GrammarCompiler(*self._given)
         self._executor = LLExecutor(self._num_threads) if self._num_threads > 1 else None

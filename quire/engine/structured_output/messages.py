@@ -86,7 +86,7 @@ ToMasks = Prepare | Forget | Fill
 FromMasks = Prepared | Filled
 
 
-class Constraint(msgspec.Struct, frozen=True, array_like=True):
+class Constraint(msgspec.Struct, frozen=True, array_like=True, tag=True):
     """What StructuredOutputsParams ask of an output, without the name of the field that they came from.
 
     Attributes:
@@ -106,18 +106,43 @@ class Constraint(msgspec.Struct, frozen=True, array_like=True):
     strict: bool = True
 
 
+class FinishedValue(msgspec.Struct, frozen=True, array_like=True, tag=True):
+    """A finished output and the schema that it must be valid under, both as JSON text."""
+
+    schema: str
+    text: str
+
+
+Task = Constraint | FinishedValue
+"""What the checker is asked."""
+
+
+class LenientSchema(msgspec.Struct, frozen=True, array_like=True):
+    """A schema that is not strict, of which a grammar does not enforce everything.
+
+    Attributes:
+        left_out: Keywords that are not enforced, and where they stand.
+        tool: The function whose arguments it describes, or one of them; empty for the schema of an answer.
+        schema: That of an answer as it was sent, as JSON text.
+    """
+
+    left_out: list[str]
+    tool: str = ""
+    schema: str = ""
+
+
 class Verdict(msgspec.Struct, frozen=True, array_like=True):
-    """What became of a Constraint.
+    """What became of a Constraint, or of a FinishedValue.
 
     Attributes:
         grammar: For the compiler; empty if the constraint is refused.
-        error: Why it is refused, as part of a sentence.
-        left_out: Keywords of a schema that is not strict which the grammar does not enforce, and where they stand.
+        error: Why it is refused, or what is wrong with the value, as part of a sentence.
+        lenient: Schemas that the grammar does not enforce in full.
     """
 
     grammar: str = ""
     error: str = ""
-    left_out: list[str] = []
+    lenient: list[LenientSchema] = []
 
 
 def constraint_of(params: StructuredOutputsParams, behind: str = "") -> Constraint:

@@ -44,15 +44,17 @@ _NOT_OPPOSED = frozenset((
 ))  # fmt: skip
 
 
+def ref_is_alone(root: Any) -> bool:
+    """Whether keywords beside a `$ref` say nothing in this document."""
+    return isinstance(root, Mapping) and any(draft in str(root.get("$schema", "")) for draft in _OLDER)
+
+
 class SchemaLogic:
     """Proofs about the schemas of one document."""
 
     def __init__(self, references: SchemaReferences) -> None:
         self._references = references
-        root = references.root
-        self._ref_is_alone = isinstance(root, Mapping) and any(
-            draft in str(root.get("$schema", "")) for draft in _OLDER
-        )
+        self._ref_is_alone = ref_is_alone(references.root)
         self._steps = 0
 
     def kinds(self, schema: Schema) -> set[str]:

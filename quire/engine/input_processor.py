@@ -11,13 +11,33 @@ from typing import Literal
 
 import msgspec
 
+from quire.engine.pooling_requests import resolve_pooling
 from quire.errors import ContextLengthError, RequestError
 from quire.foundation.clock import Clock
 from quire.foundation.config.scheduler import Policy
 from quire.foundation.messages.from_engine import Ready
-from quire.foundation.messages.to_engine import CLIENT_SHIFT, Adapter, Add, Fork, ThinkingBudget
+from quire.foundation.messages.to_engine import (
+    CLIENT_SHIFT,
+    Adapter,
+    Add,
+    Fork,
+    MediaSpan,
+    Medium,
+    ThinkingBudget,
+    TranscriptRules,
+)
+from quire.pooling_params import NO_SAMPLING, PoolingParams
 from quire.sampling_params import WHOLE_VOCABULARY, SamplingParams
+from quire.validation import integer
 
+_NO_TEXT = (
+    "This model makes vectors or labels of texts, and generates none: use /v1/embeddings, /pooling, /classify, /score "
+    "or /rerank."
+)
+_ONLY_HEARS = (
+    "This model writes what it hears, and goes on with no text: send audio to /v1/audio/transcriptions or "
+    "/v1/audio/translations."
+)
 _GOLDEN = 0x9E3779B97F4A7C15
 _MASK = 2**64 - 1
 
@@ -33,7 +53,7 @@ def choice_seed(seed: int, index: int) -> int:
     return z ^ (z >> 31)
 
 
-class Submission:
+class InputProcessor:
     """Makes Adds for one client of one engine.
 
     Args:
@@ -66,10 +86,20 @@ class Submission:
         """Go on with another engine in place of the one before; ids go on as well."""
         self._ready = ready
 
+    def check_generates(self) -> None:
+        """Raises a RequestError if the engines generate no text."""
+        if not self._ready.pooling.generates:
+            raise RequestError(_NO_TEXT, param="model")
+
     @property
     def longest(self) -> int:
         """The maximum number of tokens, prompt and output, of one sequence."""
         return self._ready.capacity
+
+    @property
+    def longest_text(self) -> int:
+        """The maximum number of tokens of a text that is pooled."""
+        return min(self.longest, self._ready.pooling.max_embed_len or self.longest)
 
     def adds(
         self,
@@ -85,6 +115,10 @@ class Submission:
         deadline: float | None = None,
         tenant: str = "",
         adapter: Adapter | None = None,
+        media: Sequence[MediaSpan] = (),
+        retain_s: float = 0.0,
+        source: Medium | None = None,
+        transcript: TranscriptRules | None = None,
     ) -> list[Add]:
         """One Add for each of the `params.n` sequences of a prompt. Only the first is sent: it carries the others as
         its forks. Other arguments are fields of Add.
@@ -100,18 +134,22 @@ class Submission:
                 logprobs are asked for, or a priority or arguments that would be ignored.
             ContextLengthError: Prompt and output do not fit; the message has the numbers.
         """
+        self.check_generates()
+        if self._ready.hears and source is None:
+            raise RequestError(_ONLY_HEARS, param="model")
+        if media and params.truncate_prompt_tokens is not None:
+            raise RequestError(
+                "truncate_prompt_tokens cannot be combined with images: leave one of them out.",
+                param="truncate_prompt_tokens",
+            )
         tokens = self._truncated(tokens, params, truncation_side)
-        self._check_tokens(tokens, params)
+        self._check_tokens(tokens, params, self.longest)
         if params.extra_args and not self._takes_extra_args:
             raise RequestError(
                 "extra_args (vllm_xargs) needs a server with --logits-processors: nothing here reads them.",
                 param="extra_args",
             )
-        if priority and self._policy != "priority":
-            raise RequestError(
-                "priority needs a server with --scheduling-policy priority; this one serves in the order of arrival.",
-                param="priority",
-            )
+        self._check_priority(priority)
         assert bool(grammar) == (params.structured_outputs is not None), "a constraint travels as its grammar"
         if grammar:
             params = msgspec.structs.replace(params, structured_outputs=None)
@@ -139,7 +177,73 @@ class Submission:
             deadline=deadline,
             tenant=tenant,
             adapter=adapter,
+            media=list(media),
+            retain_s=retain_s,
+            source=source,
+            transcript=transcript,
         ).sequences()
+
+    def pooled(
+        self,
+        tokens: Sequence[int],
+        params: PoolingParams,
+        *,
+        priority: int = 0,
+        cache_salt: str = "",
+        truncate_prompt_tokens: int | None = None,
+        truncation_side: Literal["left", "right"] = "right",
+        token_types: bytes | Sequence[int] = b"",
+        prompt_skip: int = 0,
+        deadline: float | None = None,
+        tenant: str = "",
+        adapter: Adapter | None = None,
+    ) -> list[Add]:
+        """The one Add of a text that is pooled. Other arguments are fields of Add.
+
+        Args:
+            truncate_prompt_tokens: Use only so many tokens of the text; -1 for as many as fit; None for all.
+            truncation_side: The end of a text that is cut off.
+            token_types: The type of each token, 0 or 1; empty: all are 0.
+
+        Raises:
+            RequestError: The text is empty, a token id is not in the vocabulary, the model does not do the task or make
+                vectors of this length, or a priority would be ignored.
+            ContextLengthError: The text does not fit; the message has the numbers.
+        """
+        params = resolve_pooling(params, self._ready.pooling)
+        kept, keep = slice(None), truncate_prompt_tokens
+        if keep is not None:
+            if keep != -1:
+                integer("truncate_prompt_tokens", keep, 1)
+            _check_kept(keep, self.longest_text)
+            keep = self.longest_text if keep < 0 else keep
+            kept = slice(keep) if truncation_side == "right" else slice(-keep, None)
+        tokens, token_types = tokens[kept], bytes(token_types[kept])
+        self._check_tokens(tokens, NO_SAMPLING, self.longest_text)
+        self._check_priority(priority)
+        if token_types and len(token_types) != len(tokens):
+            raise RequestError(f"{len(tokens)} tokens have {len(token_types)} token types.", param="token_type_ids")
+        if prompt_skip >= len(tokens):
+            raise RequestError("The text behind the model's prompt is empty: send at least one token.", param="input")
+        return [
+            Add(
+                id=next(self._ids),
+                tokens=list(tokens),
+                prompt_len=len(tokens),
+                sampling=NO_SAMPLING,
+                stop_ids=[],
+                seed=0,
+                arrival=self._clock.now(),
+                priority=priority,
+                cache_salt=cache_salt,
+                deadline=deadline,
+                tenant=tenant,
+                adapter=adapter,
+                pooling=params,
+                token_types=token_types if any(token_types) else b"",
+                prompt_skip=prompt_skip,
+            )
+        ]
 
     def _are_drawn(self, tokens: Sequence[int]) -> bool:
         """Whether an output can have these tokens: a tokenizer may know more tokens than the model."""
@@ -152,11 +256,18 @@ class Submission:
         ends = [end for end in thinking.ends if self._are_drawn(end)]
         return msgspec.structs.replace(thinking, ends=ends) if ends else None
 
-    def _check_tokens(self, tokens: Sequence[int], params: SamplingParams) -> None:
+    def _check_priority(self, priority: int) -> None:
+        if priority and self._policy != "priority":
+            raise RequestError(
+                "priority needs a server with --scheduling-policy priority; this one serves in the order of arrival.",
+                param="priority",
+            )
+
+    def _check_tokens(self, tokens: Sequence[int], params: SamplingParams, longest: int) -> None:
         if not tokens:
             raise RequestError("The prompt is empty: send at least one token.", param="prompt")
-        if len(tokens) > self.longest:
-            raise ContextLengthError(len(tokens), self.longest)
+        if len(tokens) > longest:
+            raise ContextLengthError(len(tokens), longest)
         vocab = self._ready.vocab_size
         if not 0 <= min(tokens) <= max(tokens) < vocab:
             wrong = next(token for token in tokens if not 0 <= token < vocab)
@@ -172,11 +283,7 @@ class Submission:
         keep = params.truncate_prompt_tokens
         if keep is None:
             return tokens
-        if keep > self.longest:
-            raise RequestError(
-                f"truncate_prompt_tokens must be at most {self.longest}, as many as a sequence here holds, got {keep}.",
-                param="truncate_prompt_tokens",
-            )
+        _check_kept(keep, self.longest)
         if keep < 0:
             keep = max(1, self.longest - (params.max_tokens or 1))
         return tokens[:keep] if side == "right" else tokens[-keep:]
@@ -209,6 +316,14 @@ class Submission:
         if params.max_tokens > room:
             raise ContextLengthError(prompt_len, self.longest, asked=params.max_tokens, param="max_tokens")
         return params
+
+
+def _check_kept(keep: int, longest: int) -> None:
+    if keep > longest:
+        raise RequestError(
+            f"truncate_prompt_tokens must be at most {longest}, as many as a sequence here holds, got {keep}.",
+            param="truncate_prompt_tokens",
+        )
 
 
 def _check_allowed(params: SamplingParams, stop_ids: Sequence[int], bad_words: Sequence[Sequence[int]]) -> None:

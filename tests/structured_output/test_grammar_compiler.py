@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import quire.builtin
-from quire.engine.structured_output.compiled_grammars import GrammarCompiler
+from quire.engine.structured_output.grammar_compiler import GrammarCompiler
 from quire.engine.structured_output.grammars import compile_grammar
 from quire.text.tokenizer import Tokenizer
 

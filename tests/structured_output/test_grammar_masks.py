@@ -17,10 +17,10 @@ import msgspec
 import pytest
 
 import quire.builtin
-from quire.engine.structured_output import compiled_grammars
+from quire.engine.structured_output import grammar_compiler
+from quire.engine.structured_output.grammar_masks import GrammarMasks
 from quire.engine.structured_output.grammars import grammar_of
 from quire.engine.structured_output.mask_process import MaskProcess
-from quire.engine.structured_output.masks import GrammarMasks
 from quire.engine.structured_output.messages import constraint_of
 from quire.errors import GenerationError
 from quire.foundation.messages.to_engine import Add
@@ -240,14 +240,14 @@ def test_a_grammar_that_does_not_compile_fails_alone(source: GrammarMasks) -> No
 def test_whatever_happens_to_the_compiler_ends_its_sequence_alone(
     own: GrammarMasks, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    compile_grammar = compiled_grammars.compile_grammar
+    compile_grammar = grammar_compiler.compile_grammar
 
     def compile_some(tokenizer: Any, grammar: str) -> Any:
         if "unlucky" in grammar:
             raise MemoryError
         return compile_grammar(tokenizer, grammar)
 
-    monkeypatch.setattr(compiled_grammars, "compile_grammar", compile_some)
+    monkeypatch.setattr(grammar_compiler, "compile_grammar", compile_some)
     adds = [constrained(1, [5], 20, regex="unlucky"), constrained(2, [6], 20, regex="[a-z]{5}")]
     outcome = run(engine_of(own), adds)
     assert (outcome.ends[1].reason, outcome.ends[2].reason) == ("error", "stop")
@@ -259,9 +259,9 @@ def test_a_grammar_that_is_known_need_not_wait_for_one_that_compiles(
 ) -> None:
     known = constrained(1, [5, 6], 60, json=SCHEMA)
     first = run(engine_of(own), [known])
-    may_end, compile_grammar = threading.Event(), compiled_grammars.compile_grammar
+    may_end, compile_grammar = threading.Event(), grammar_compiler.compile_grammar
     monkeypatch.setattr(
-        compiled_grammars, "compile_grammar", lambda *given: (may_end.wait(), compile_grammar(*given))[1]
+        grammar_compiler, "compile_grammar", lambda *given: (may_end.wait(), compile_grammar(*given))[1]
     )
     engine = engine_of(own)
     engine.client.send(constrained(2, [5], 20, regex="[a-z]{5}"))

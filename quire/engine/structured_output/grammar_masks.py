@@ -2,7 +2,7 @@
 
 - `checker.py`, `checker_process.py`: what a request asks for is translated and tried before the engine hears of it.
   `grammars.py` translates, with `json_schema.py`, `ebnf.py`, `structural_tag.py` and what these import.
-- `mask_maker.py` compiles a grammar for the model's tokens, with `compiled_grammars.py`, follows sequences, each with a
+- `mask_maker.py` compiles a grammar for the model's tokens, with `grammar_compiler.py`, follows sequences, each with a
   `matcher.py`, and fills their bitmasks. `mask_process.py` has that done in another process.
 
 An engine on a CPU makes masks in its own process: kernels keep all cores busy, so a message to another process costs a
