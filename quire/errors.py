@@ -9,6 +9,7 @@
     │   │   └── UnknownModelError 404  the server does not serve this model
     │   ├── PayloadTooLarge     413  the body is larger than the server reads
     │   └── SwapInProgressError 409  another model is being loaded already
+    ├── SchemaMismatchError     422  a finished output breaks what no grammar enforces of its schema
     ├── OverloadedError         429  too many requests wait: try again after the time that it names
     ├── RequestTimeoutError     504  it was not begun within the time it was given
     ├── UnavailableError        503  try again: starting, draining, or the engine is being restarted
@@ -160,6 +161,14 @@ class SwapInProgressError(RequestError):
 
     status = 409
     code = "swap_in_progress"
+
+
+class SchemaMismatchError(QuireError):
+    """A finished output is not valid under its schema, which is not strict and was enforced as far as it can be."""
+
+    status = 422
+    type = "invalid_request_error"
+    code = "schema_mismatch"
 
 
 class OverloadedError(QuireError):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Any, Generic, Literal, TypeVar
 
 FinishReason = Literal["stop", "length", "abort", "error", "repetition"]
 
@@ -88,3 +88,79 @@ class BeamSearchOutput:
     """The best sequences of one prompt, best first."""
 
     sequences: list[BeamSearchSequence]
+
+
+@dataclass(frozen=True)
+class PoolingOutput:
+    """What a model made of a text. `data` is a torch tensor of float32: [dim] or [labels], [tokens, …] for tasks of
+    tokens."""
+
+    data: Any
+
+
+@dataclass(frozen=True)
+class EmbeddingOutput:
+    """A text's embedding."""
+
+    embedding: list[float]
+
+    @property
+    def hidden_size(self) -> int:
+        """Length of the embedding."""
+        return len(self.embedding)
+
+
+@dataclass(frozen=True)
+class ClassificationOutput:
+    """The probability of each label, in the model's order."""
+
+    probs: list[float]
+
+    @property
+    def num_classes(self) -> int:
+        """Number of labels."""
+        return len(self.probs)
+
+
+@dataclass(frozen=True)
+class ScoringOutput:
+    """How well two texts fit."""
+
+    score: float
+
+
+Pooled = TypeVar("Pooled", covariant=True)
+
+
+@dataclass(frozen=True)
+class PoolingRequestOutput(Generic[Pooled]):
+    """What a model made of one text, or of a pair.
+
+    Attributes:
+        request_id: Counts up.
+        outputs: The result.
+        prompt_token_ids: The tokens that were computed.
+        num_cached_tokens: Tokens of them that the prefix cache had.
+        finished: Always true.
+    """
+
+    request_id: str
+    outputs: Pooled
+    prompt_token_ids: list[int]
+    num_cached_tokens: int = 0
+    finished: bool = True
+
+
+@dataclass(frozen=True)
+class EmbeddingRequestOutput(PoolingRequestOutput[EmbeddingOutput]):
+    """The embedding of one text."""
+
+
+@dataclass(frozen=True)
+class ClassificationRequestOutput(PoolingRequestOutput[ClassificationOutput]):
+    """The labels' probabilities of one text."""
+
+
+@dataclass(frozen=True)
+class ScoringRequestOutput(PoolingRequestOutput[ScoringOutput]):
+    """How well the texts of one pair fit."""

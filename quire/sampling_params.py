@@ -76,12 +76,13 @@ class RepetitionDetectionParams(msgspec.Struct, frozen=True, kw_only=True, forbi
         integer("repetition_detection.min_count", self.min_count, 2)
 
 
-class _KnownNames(type(msgspec.Struct)):  # type: ignore[misc]  # msgspec's own metaclass
+class KnownNames(type(msgspec.Struct)):  # type: ignore[misc]  # msgspec's own metaclass
     """Suggests the parameter that was probably meant."""
 
     def __call__(cls, *values: Any, **named: Any) -> Any:
         if values:
-            raise TypeError(f"{cls.__name__} takes names alone, such as {cls.__name__}(max_tokens=64).")
+            example = "max_tokens=64" if "max_tokens" in cls.__struct_fields__ else "dimensions=256"
+            raise TypeError(f"{cls.__name__} takes names alone, such as {cls.__name__}({example}).")
         try:
             return super().__call__(*values, **named)
         except TypeError:
@@ -93,7 +94,7 @@ class _KnownNames(type(msgspec.Struct)):  # type: ignore[misc]  # msgspec's own 
 
 
 class SamplingParams(
-    msgspec.Struct, metaclass=_KnownNames, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True
+    msgspec.Struct, metaclass=KnownNames, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True
 ):
     """How tokens are drawn and when a sequence ends.
 
@@ -364,7 +365,7 @@ _OBJECTS: dict[str, type] = {
 }
 
 
-class BeamSearchParams(msgspec.Struct, metaclass=_KnownNames, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class BeamSearchParams(msgspec.Struct, metaclass=KnownNames, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """What a request asks of beam search.
 
     Attributes:

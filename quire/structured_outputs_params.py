@@ -31,7 +31,8 @@ class StructuredOutputsParams(
         disable_any_whitespace: No whitespace between the parts of JSON.
         disable_additional_properties: Objects have no other properties than those that their schema lists.
         whitespace_pattern: A regular expression for the whitespace between the parts of JSON.
-        strict: Refuse a JSON schema that cannot be enforced in full; if false, what cannot be enforced is left out.
+        strict: Refuse a JSON schema that cannot be enforced in full; if false, the rest is left out, and
+            a server checks it when the output is finished.
         name: The client's name for the field, for error messages.
 
     Raises:

@@ -207,13 +207,28 @@ class RemoteServer:
     def __exit__(self, *error: object) -> None:
         self._http.__exit__(*error)
 
+    @property
+    def url(self) -> str:
+        """The address that is asked, with its path."""
+        return self._url
+
     def model(self) -> str:
         """The name of the first served model. Raises QuireError if the server does not answer with a list of models."""
+        return str(self.card(None)["id"])
+
+    def card(self, name: str | None) -> dict[str, Any]:
+        """What the server says about a model, by default the first one; it has an `id` at least. Raises ConfigError if
+        it serves no model of this name, and QuireError if it does not answer with a list of models."""
         content = b"".join(self._sent("GET", "/models", None))
         try:
-            return str(msgspec.json.decode(content)["data"][0]["id"])
+            cards: dict[str, dict[str, Any]] = {card["id"]: card for card in msgspec.json.decode(content)["data"]}
+            found = next(iter(cards.values()), None) if name is None else cards.get(name)
         except (msgspec.DecodeError, LookupError, TypeError) as error:
             raise QuireError(f"{self._url} does not answer as an OpenAI server: check --base-url.") from error
+        if found is None:
+            served = f" Served: {', '.join(cards)}." if cards else ""
+            raise ConfigError(f"The server serves no model '{name}'.{served}", param="model_name")
+        return found
 
     def stream(self, path: str, body: dict[str, Any]) -> Generator[dict[str, Any], None, None]:
         """The choices of a streamed answer, as they come. Ending the iteration early ends the work on the server.

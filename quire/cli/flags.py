@@ -26,6 +26,7 @@ from quire.cli.settings_fields import (
     engine_config,
     help_word,
     hint,
+    joined_keys,
     joined_lists,
     read_flags,
     settings_of,
@@ -138,7 +139,7 @@ def _parsed(
     """The options, from a settings file and then from the arguments, and the arguments that are no options."""
     if (word := help_word(arguments)) is not None:
         shown = described(options) if word == "all" else about(options, word)
-        usage = f"{program} [MODEL]" if options is Config else program
+        usage = _usage(options, program) if word == "all" or options is Config else program
         _tyro(shown, ["--help"], usage, f"{description}\n\n{hint(options)}")
     path, arguments = _without_config(arguments)
     default: Options | None = None
@@ -151,10 +152,22 @@ def _parsed(
     return _from_flags(options, arguments, program, default, vllm_flags)
 
 
+def _usage(options: type, program: str) -> str:
+    """The program of a usage line, with how it is given a model, if it is."""
+    if options is Config:
+        return f"{program} [MODEL]"
+    settings = settings_of(options)
+    has_flag = any(setting.name in ("model", "model_name") for setting in settings)
+    is_behind = any("Positional" in str(setting.kind) for setting in settings)
+    return f"{program} [--model MODEL]" if has_flag and not is_behind else program
+
+
 def _from_flags(
     options: type[Options], arguments: Sequence[str], program: str, default: Options | None, vllm_flags: bool
 ) -> tuple[Options, list[str]]:
+    arguments = _written_out(arguments, _names(options, vllm_flags))
     arguments = _without_vllm_flags(arguments) if vllm_flags else arguments
+    arguments = joined_keys(options, arguments)
     flags = [argument.partition("=")[0].replace("_", "-") for argument in arguments if argument.startswith("--")]
     arguments = joined_lists(options, arguments) if len(set(flags)) < len(flags) else arguments
     said = io.TextIOWrapper(io.BytesIO(), "utf-8", write_through=True)
@@ -192,6 +205,23 @@ def _without_config(arguments: Sequence[str]) -> tuple[str | None, list[str]]:
     return path, kept
 
 
+def _written_out(arguments: Sequence[str], names: Sequence[str]) -> list[str]:
+    """Write out flags of which only the beginning is given, where one flag alone begins so: `--random-input` is read as
+    `--random-input-len`, as argparse does, and a warning says so."""
+    known = {f"--{no}{name.replace('_', '-')}" for name in names for no in ("", "no-")}
+    written = []
+    for argument in arguments:
+        flag, equals, value = argument.partition("=")
+        name, dot, key = flag.replace("_", "-").partition(".")
+        if name.startswith("--") and len(name) > len("--x") and name not in known | {"--config", "--help"}:
+            meant = [each for each in known if each.startswith(name)]
+            if len(meant) == 1:
+                print(f"quire: warning: {flag} is read as {meant[0]}", file=sys.stderr)
+                argument = f"{meant[0]}{dot}{key}{equals}{value}"
+        written.append(argument)
+    return written
+
+
 def _without_vllm_flags(arguments: Sequence[str]) -> list[str]:
     """Leave out vLLM's flags that have no effect, each with a warning, and write its values as Quire's. Raises
     ConfigError for a flag that asks for more."""
@@ -210,7 +240,9 @@ def _without_vllm_flags(arguments: Sequence[str]) -> list[str]:
             text = text if equals else left.popleft() if left else ""
             kept.append(f"{flag}={meant_value(name, text)}")
         elif name not in VLLM_SETTINGS:
-            kept.append(f"--{name.replace('_', '-')}{equals}{text}" if flag in VLLM_ALIASES else argument)
+            kept.append(
+                f"--{name.replace('_', '-')}{argument.removeprefix(flag)}" if flag in VLLM_ALIASES else argument
+            )
         else:
             value = _vllm_value(VLLM_SETTINGS[name], negated, text if equals else None, left)
             warning = check_vllm_setting(name, f"{key}={value}" if key else value)

@@ -5,19 +5,19 @@ from __future__ import annotations
 import importlib
 import os
 import select
-import signal
 import sys
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 
+from quire.cli.interrupts import ended_by_interrupt
 from quire.errors import QuireError, SetupError, did_you_mean
 from quire.version import __version__
 
 COMMANDS = {
-    "serve": ("quire.cli.serve", "serve a model over the OpenAI API"),
+    "serve": ("quire.cli.early_engine:serve", "serve a model over the OpenAI API"),
     "route": ("quire.cli.route", "one address in front of several servers and models"),
     "chat": ("quire.cli.chat:chat", "chat with a running server"),
     "complete": ("quire.cli.chat:complete", "complete text with a running server"),
+    "launch": ("quire.cli.launch", "start a coding agent against a running server"),
     "run-batch": ("quire.cli.run_batch", "answer the requests of a file, without a server"),
     "check-quant": ("quire.cli.tools:check_quant", "measure what quantization costs a model, and name the layers"),
     "plan": ("quire.cli.tools:plan", "plan devices, memory and cost for a model"),
@@ -43,7 +43,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         print(f"quire: error: '{name}' is not a command.{hint} Commands: {', '.join(COMMANDS)}.", file=sys.stderr)
         raise SystemExit(2)
     try:
-        with _ended_by_interrupt():
+        with ended_by_interrupt():
             module_name, _, function = COMMANDS[name][0].partition(":")
             command = getattr(importlib.import_module(module_name), function or "run")
         raise SystemExit(_run_and_flush(command, rest))
@@ -52,24 +52,6 @@ def main(arguments: Sequence[str] | None = None) -> None:
         raise SystemExit(error.exit_code if isinstance(error, SetupError) else 1) from None
     except KeyboardInterrupt:
         raise SystemExit(130) from None
-
-
-@contextmanager
-def _ended_by_interrupt() -> Iterator[None]:
-    """Let Ctrl-C end the process at once within this context. This is for imports: Python drops a KeyboardInterrupt
-    that arrives in one of its callbacks for modules, and libraries drop some as well."""
-    if signal.getsignal(signal.SIGINT) is not signal.default_int_handler:  # ignored, or somebody else's
-        yield
-        return
-    try:
-        signal.signal(signal.SIGINT, lambda *_: os._exit(130))
-    except ValueError:  # not in the main thread, where signals arrive
-        yield
-        return
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def _run_and_flush(command: Callable[[Sequence[str]], int], arguments: Sequence[str]) -> int:

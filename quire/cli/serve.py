@@ -8,6 +8,7 @@ from quire.cli.flags import parse_config
 from quire.errors import ConfigError, EngineDeadError, SetupError
 from quire.foundation.clock import SystemClock
 from quire.foundation.config import Config, environment
+from quire.foundation.processes.child_process import ChildProcess
 from quire.foundation.processes.launch import EXIT_CRASHED
 from quire.foundation.processes.logs import apply_log_config
 from quire.planning.auto_config import resolve
@@ -15,13 +16,15 @@ from quire.runtime.executor.nodes.follower import Follower
 from quire.runtime.executor.ray_nodes.launcher import RayNodes
 from quire.serving.supervisor.announce import announce_settings, log_as_json, print_error, print_log
 from quire.serving.supervisor.listener import listen
+from quire.serving.supervisor.process_host import ProcessHost, StartChild
 from quire.serving.supervisor.supervisor import Supervisor
 
 DESCRIPTION = "Serve a model over the OpenAI API: quire serve [MODEL] [flags]. Default model: the built-in Quill."
 
 
-def run(arguments: Sequence[str]) -> int:
-    """Serve until the server ends; returns its exit code. Raises SetupError if the server cannot start."""
+def run(arguments: Sequence[str], start: StartChild = ChildProcess) -> int:
+    """Serve until the server ends; returns its exit code. `start` starts its processes. Raises SetupError if the server
+    cannot start."""
     config = parse_config(arguments, "quire serve", DESCRIPTION)
     if not config.server.api_key and {"--api-key", "--api_key"} & set(arguments):
         raise ConfigError("--api-key has no key: give one, or leave the flag out to serve without one.")
@@ -39,7 +42,7 @@ def run(arguments: Sequence[str]) -> int:
     try:
         if config.server.log_config_file is not None:
             apply_log_config(config.server.log_config_file)
-        return _serve(config, reread)
+        return _serve(config, reread, start)
     except EngineDeadError as error:  # of a follower, or of nodes that Ray has started
         print_error(error.message)
         return EXIT_CRASHED
@@ -50,14 +53,21 @@ def run(arguments: Sequence[str]) -> int:
         return error.exit_code
 
 
-def _serve(config: Config, reread: Callable[[], Config]) -> int:
+def _serve(config: Config, reread: Callable[[], Config], start: StartChild) -> int:
     if config.server.headless:
         return _follow(config)
     if config.parallel.distributed_executor_backend == "ray":
         return _serve_with_ray(config, reread)
     with listen(config.server) as listener:
         resolved = resolve(config, replicas=True)
-        supervisor = Supervisor(resolved.config, listener, environment.developer_mode(), asked=config, reread=reread)
+        supervisor = Supervisor(
+            resolved.config,
+            listener,
+            environment.developer_mode(),
+            host=ProcessHost(start),
+            asked=config,
+            reread=reread,
+        )
         announce_settings(resolved.config, resolved.reasons)
         return supervisor.run()
 

@@ -9,8 +9,10 @@ import ast
 import inspect
 import json
 import textwrap
+from collections import deque
 from collections.abc import Collection, Sequence
 from dataclasses import MISSING, Field, dataclass, field, fields, is_dataclass, make_dataclass, replace
+from functools import cache
 from itertools import pairwise
 from pathlib import Path
 from typing import Annotated, Any, get_type_hints
@@ -38,19 +40,21 @@ class Setting:
     description: str
 
 
-def settings_of(options: type) -> list[Setting]:
-    """All fields of `options`; a dataclass in it is replaced by its fields."""
+@cache
+def settings_of(options: type) -> tuple[Setting, ...]:
+    """All fields of `options`; a dataclass in it is replaced by its fields. Reading a class's source takes as long as
+    parsing flags, and each step of that asks for the fields."""
     found: list[Setting] = []
     hints = get_type_hints(options, include_extras=True)
     own = descriptions(options)
     for each in fields(options):
         kind = hints[each.name]
         if is_dataclass(kind):
-            inner = settings_of(kind) if isinstance(kind, type) else []
+            inner = settings_of(kind) if isinstance(kind, type) else ()
             found += [replace(setting, group=each.name) for setting in inner]
         else:
             found.append(Setting(each.name, OWN_GROUP, kind, _default(each), own.get(each.name, "")))
-    return found
+    return tuple(found)
 
 
 def descriptions(part: type) -> dict[str, str]:
@@ -84,8 +88,9 @@ def _default(each: Field[Any]) -> Any:
 
 
 def read_flags(path: str, known: Collection[str]) -> list[str]:
-    """The settings of a YAML file as flags: `max-num-seqs: 8` (or with underscores) becomes `--max-num-seqs=8`. Raises
-    ConfigError if the file cannot be read, or a key is none of `known`; the closest known one is suggested."""
+    """The settings of a YAML file as flags: `max-num-seqs: 8` (or with underscores) becomes `--max-num-seqs=8`, and
+    `no-x: true` means `x: false`. Raises ConfigError if the file cannot be read, or a key is none of `known`; the
+    closest known one is suggested."""
     try:
         content = msgspec.yaml.decode(Path(path).read_bytes())
     except (OSError, UnicodeError) as error:
@@ -101,6 +106,8 @@ def read_flags(path: str, known: Collection[str]) -> list[str]:
 
 def _flag(path: str, key: str, value: Any, known: Collection[str]) -> list[str]:
     name = key.replace("-", "_")
+    if name.startswith("no_") and name not in known and isinstance(value, bool):
+        name, value = name[3:], not value
     if name not in known:
         hint = did_you_mean(name, known).replace("_", "-")
         raise ConfigError(f"{path}: '{key}' is not a setting of this command.{hint}", param=name)
@@ -129,6 +136,39 @@ def joined_lists(options: type, arguments: Sequence[str]) -> list[str]:
                 continue
         (found[flag] if flag else kept).append(argument)
     return [*kept, *(word for flag, values in found.items() for word in (flag, *values))]
+
+
+def joined_keys(options: type, arguments: Sequence[str]) -> list[str]:
+    """Write the keys of a JSON flag that are given one by one as one flag: `--x.a 1 --x.b.c d` becomes
+    `--x={"a": 1, "b": {"c": "d"}}`. A value that is no JSON is a text."""
+    whole = {setting.name for setting in settings_of(options) if "dict" in str(setting.kind)}
+    found: dict[str, dict[str, Any]] = {}
+    kept: list[str] = []
+    left = deque(arguments)
+    while left:
+        argument = left.popleft()
+        flag, equals, text = argument.partition("=")
+        name, *keys = flag.removeprefix("--").split(".")
+        name = name.replace("-", "_")
+        if not flag.startswith("--") or not all(keys) or not keys or name not in whole:
+            kept.append(argument)
+            continue
+        if not equals and not left:
+            raise ConfigError(f"{flag} needs a value.", param=name)
+        place = found.setdefault(name, {})
+        for key in keys[:-1]:
+            place = place.setdefault(key, {})
+            if not isinstance(place, dict):
+                raise ConfigError(f"{flag}: {key} has a value already.", param=name)
+        place[keys[-1]] = _json_or_text(text if equals else left.popleft())
+    return [*kept, *(f"--{name.replace('_', '-')}={json.dumps(value)}" for name, value in found.items())]
+
+
+def _json_or_text(text: str) -> Any:
+    try:
+        return json.loads(text)
+    except ValueError:
+        return text
 
 
 def help_word(arguments: Sequence[str]) -> str | None:

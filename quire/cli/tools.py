@@ -23,12 +23,13 @@ BENCHMARKS = {
     "throughput": ("offline:run_throughput", "ThroughputOptions", "all prompts at once, in this process"),
     "latency": ("offline:run_latency", "LatencyOptions", "one batch at a time, in this process"),
     "serve": ("serve:run", "ServeOptions", "load on a running server"),
+    "agent": ("agent:run", "AgentOptions", "sessions of coding agents on a running server"),
     "startup": ("startup:run", "StartupOptions", "from the process's start until it takes work, by stage"),
     "kernels": ("kernels:run", "KernelsOptions", "each kernel on its own, against what the device reaches"),
     "regress": ("regress:run", "RegressOptions", "whether newer figures are worse than older ones"),
 }
 """By name: module and function in quire.tools.bench, the options' class there, and what is measured."""
-WITHOUT_ENGINE = ("serve", "kernels", "regress")
+WITHOUT_ENGINE = ("serve", "agent", "kernels", "regress")
 GIB = 2**30
 COLLECT_DESCRIPTION = "Show versions, machine and settings for a bug report. Keys and tokens are not shown."
 

@@ -22,11 +22,12 @@ from quire.foundation.processes.launch import PULSE_S, LaunchConfig, Pulse, Send
 from quire.foundation.processes.logs import set_up_logs
 from quire.foundation.processes.shared_memory import SharedNumbers
 from quire.serving.api.event_loop import MeasuredLoop, SharingLoop
-from quire.serving.api.http_server import HttpServer, load_tls, uvicorn_config
+from quire.serving.api.http_server import HttpServer, uvicorn_config
 from quire.serving.api.model_swaps import ModelSwaps
 from quire.serving.api.model_switch import MakeApp
 from quire.serving.api.request_traces import open_traces
 from quire.serving.api.session.session import EngineSession
+from quire.serving.api.tls import load_tls
 from quire.serving.app import create_app
 
 logger = logging.getLogger(__name__)
@@ -123,7 +124,8 @@ async def _report_ready(session: EngineSession | ModelSwaps, report: SendReport)
     """Report `ready` once requests are served. HTTP is up already, so that is when the engine is ready."""
     with contextlib.suppress(EngineDeadError):
         ready = await session.wait_ready()
-        report(StatusReport("ready", kv_tokens=ready.kv_tokens))
+        pools = "" if ready.pooling.generates else ready.pooling.tasks[0]
+        report(StatusReport("ready", kv_tokens=ready.kv_tokens, pools=pools))
 
 
 async def _report_pulse(report: SendReport) -> None:

@@ -7,6 +7,7 @@ import contextlib
 import logging
 import time
 from collections.abc import AsyncIterator, Iterable, Sequence
+from pathlib import Path
 
 from fastapi import FastAPI
 from fastapi.exceptions import RequestValidationError
@@ -22,28 +23,39 @@ from quire.engine.metrics.server_stats import ServerStats
 from quire.errors import ConfigError, QuireError, RequestError
 from quire.foundation.clock import SystemClock
 from quire.foundation.config import Config, environment
+from quire.media.model_audio import load_model_audio
+from quire.media.model_images import load_model_images
+from quire.serving.api.audio.routes import AUDIO_PATHS, add_audio
+from quire.serving.api.audio.transcripts import Speech
+from quire.serving.api.auth import CallerMiddleware, RequestIdMiddleware
 from quire.serving.api.chat_parsers import choose_parsers
 from quire.serving.api.chat_service import ChatService
 from quire.serving.api.error_responses import ErrorMiddleware, error_response, http_error_response
+from quire.serving.api.images import RequestImages
 from quire.serving.api.large_requests.readers import LargeRequestReaders
 from quire.serving.api.middleware import BodyLimitMiddleware, CrossOriginMiddleware
 from quire.serving.api.own_middleware import add_own_middleware
 from quire.serving.api.peers import Peers, SharedCounts
+from quire.serving.api.pooling.routes import add_pooling
+from quire.serving.api.pooling.scoring import add_scoring
 from quire.serving.api.prompt_renderer import PromptRenderer
-from quire.serving.api.request_head import CallerMiddleware, RequestIdMiddleware
 from quire.serving.api.request_record import Observer, RequestRecordMiddleware, count_in, log_access
 from quire.serving.api.request_traces import RequestTraces
 from quire.serving.api.routes import chat, completions, models, monitoring, operations, pages, tokens
+from quire.serving.api.routes.invocations import add_invocations
 from quire.serving.api.schemas.known_fields import UnknownFields
 from quire.serving.api.serving import Serving
 from quire.serving.api.session.session import EngineSession
 from quire.serving.dialects.anthropic.routes import add_anthropic
 from quire.serving.dialects.batches.routes import add_batches, add_files, make_batch_runner
+from quire.serving.dialects.cohere.routes import add_cohere
+from quire.serving.dialects.decisions.routes import add_decisions
 from quire.serving.dialects.ollama.routes import add_ollama
 from quire.serving.dialects.responses.routes import add_responses
 from quire.serving.openapi_document import document_bodies
 from quire.serving.store.store import Store, open_store
 from quire.text.model_text import ModelText
+from quire.text.speech_tokens import load_speech_tokens
 from quire.version import __version__
 
 logger = logging.getLogger(__name__)
@@ -62,12 +74,18 @@ _ROUTES = (
     chat.add_chat,
     add_responses,
     completions.add_generate,
+    add_invocations,
+    add_pooling,
+    add_scoring,
     add_anthropic,
     add_ollama,
+    add_cohere,
+    add_decisions,
     tokens.add_render,
     tokens.add_tokenize,
     add_files,
     add_batches,
+    add_audio,
 )
 
 
@@ -105,11 +123,31 @@ def create_app(
         )
     readers = LargeRequestReaders(config)
     renderer = PromptRenderer(text, readers, server.chat_template_content_format, server.default_chat_template_kwargs)
-    chats = ChatService(server, session, text, renderer, choose_parsers(server, text))
+    images = RequestImages(load_model_images(config), config, readers)
+    chats = ChatService(server, session, text, renderer, choose_parsers(server, text), images)
+    speech = _speech(config, text, readers)
     store = open_store(server, environment.responses_store())
     counts = counts or SharedCounts(session.stats, Peers())
     created = int(time.time()) if created is None else created
-    serving = Serving(config, session, text, renderer, chats, created, slow_reader_s, counts, store)
+    serving = Serving(config, session, text, renderer, chats, created, slow_reader_s, counts, store, speech)
+    try:
+        return _with_routes(serving, readers, developer_mode, traces, swaps)
+    except BaseException:  # nothing of it runs, and its lifespan would have closed these
+        readers.close()
+        renderer.close()
+        if store is not None:
+            store.close()
+        raise
+
+
+def _with_routes(
+    serving: Serving,
+    readers: LargeRequestReaders,
+    developer_mode: bool,
+    traces: RequestTraces | None,
+    swaps: operations.Swaps | None,
+) -> FastAPI:
+    config, server, session = serving.config, serving.config.server, serving.session
     app = FastAPI(
         title="Quire",
         version=__version__,
@@ -122,7 +160,7 @@ def create_app(
     )
     app.root_path = server.root_path  # its argument is deprecated, and uvicorn's changes the paths that we see
     app.state.readers = readers
-    app.state.unknown_fields = UnknownFields(text.hints, ignored=server.unknown_fields == "ignore")
+    app.state.unknown_fields = UnknownFields(serving.text.hints, ignored=server.unknown_fields == "ignore")
     for add_routes in _ROUTES:
         add_routes(app, serving)
     if developer_mode or server.api_key:
@@ -144,11 +182,21 @@ def create_app(
     return app
 
 
+def _speech(config: Config, text: ModelText, readers: LargeRequestReaders) -> Speech | None:
+    """What is known about a model that hears; None for all others, and without a tokenizer."""
+    audio = load_model_audio(config)
+    if audio is None or text.tokenizer is None:
+        return None
+    marks = load_speech_tokens(Path(config.model.model), text.tokenizer)
+    return Speech(audio, marks, text.tokenizer, readers)
+
+
 def _add_middleware(app: FastAPI, config: Config, observers: Sequence[Observer]) -> None:
     """Add middleware from the inside out: the last one added gets a request first."""
     server = config.server
     app.add_middleware(DirectRoutesMiddleware, routes=app.router.routes)
     larger = {"/v1/files": server.responses_store_max_file_bytes + UPLOAD_OVERHEAD}
+    larger |= dict.fromkeys(AUDIO_PATHS, environment.max_audio_bytes() + UPLOAD_OVERHEAD)
     app.add_middleware(BodyLimitMiddleware, max_bytes=server.max_request_bytes, larger=larger)
     app.add_middleware(CallerMiddleware, config=server, routes=app.router.routes, clock=SystemClock())
     app.add_middleware(ErrorMiddleware)

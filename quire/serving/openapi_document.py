@@ -13,18 +13,25 @@ from pydantic import BaseModel
 from pydantic.json_schema import models_json_schema
 
 from quire import sampling_params as limits
+from quire.serving.api.audio.form import FORM_FIELDS, TranscriptionRequest
+from quire.serving.api.pooling.schemas import POOLING_FIELDS, ClassifyRequest, EmbeddingRequest, PoolingRequest
+from quire.serving.api.pooling.scoring_schemas import SCORING_FIELDS, RerankRequest, ScoreRequest
 from quire.serving.api.routes.models import LoadAdapterRequest, UnloadAdapterRequest
 from quire.serving.api.routes.tokens import DetokenizeRequest, TokenizeRequest
 from quire.serving.api.schemas.chat import MAX_MESSAGES, ChatBatchRequest, ChatRequest
 from quire.serving.api.schemas.completion import CompletionRequest, GenerateRequest
 from quire.serving.api.schemas.known_fields import NO_FIELDS, OPENAI_FIELDS, FieldLists
 from quire.serving.api.schemas.model_change import ModelChange
-from quire.serving.api.schemas.sampling import MAX_PRIORITY, MAX_SALT
+from quire.serving.api.schemas.queue_fields import MAX_PRIORITY, MAX_SALT
 from quire.serving.dialects.anthropic.schemas import MESSAGES_FIELDS, CountTokensRequest, MessagesRequest
 from quire.serving.dialects.batches.routes import BatchRequest
+from quire.serving.dialects.cohere.schemas import COHERE_FIELDS, CohereEmbedRequest
+from quire.serving.dialects.decisions.schemas import DECISION_FIELDS, DecisionRequest
 from quire.serving.dialects.ollama.schemas import (
     OLLAMA_FIELDS,
     OllamaChatRequest,
+    OllamaEmbeddingsRequest,
+    OllamaEmbedRequest,
     OllamaGenerateRequest,
     OllamaShowRequest,
 )
@@ -34,6 +41,7 @@ _BODIES: dict[type[BaseModel], FieldLists] = {
     ChatRequest: OPENAI_FIELDS,
     ChatBatchRequest: OPENAI_FIELDS,
     CompletionRequest: OPENAI_FIELDS,
+    TranscriptionRequest: FORM_FIELDS,
     GenerateRequest: OPENAI_FIELDS,
     MessagesRequest: MESSAGES_FIELDS,
     CountTokensRequest: MESSAGES_FIELDS,
@@ -46,6 +54,15 @@ _BODIES: dict[type[BaseModel], FieldLists] = {
     ResponsesRequest: OPENAI_FIELDS,
     LoadAdapterRequest: OPENAI_FIELDS,
     UnloadAdapterRequest: OPENAI_FIELDS,
+    EmbeddingRequest: POOLING_FIELDS,
+    PoolingRequest: POOLING_FIELDS,
+    ClassifyRequest: POOLING_FIELDS,
+    ScoreRequest: SCORING_FIELDS,
+    RerankRequest: SCORING_FIELDS,
+    CohereEmbedRequest: COHERE_FIELDS,
+    DecisionRequest: DECISION_FIELDS,
+    OllamaEmbedRequest: OLLAMA_FIELDS,
+    OllamaEmbeddingsRequest: OLLAMA_FIELDS,
     ModelChange: NO_FIELDS,
 }
 _SHARE: dict[str, Any] = {"exclusiveMinimum": 0, "maximum": 1}

@@ -7,9 +7,20 @@ from pathlib import Path
 
 import pytest
 
+from tests.api.answer_types import problems
 from tests.api.scripted import READY, ScriptedClient
-from tests.api.server import Server, resolved, running
+from tests.api.server import ANSWERS, Server, resolved, running
 from tests.api.speaker import Speaker, speaking
+
+
+@pytest.fixture(autouse=True)
+def answers_are_of_their_types() -> Iterator[None]:
+    """What servers answered in a test is what clients of others take it for."""
+    ANSWERS.clear()
+    yield
+    answers = ANSWERS.copy()
+    ANSWERS.clear()
+    assert "\n".join(problems(answers)) == ""
 
 
 @pytest.fixture(scope="session")

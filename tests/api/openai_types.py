@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from openai.types.responses import Response
-from pydantic import BaseModel, ConfigDict, TypeAdapter
+from pydantic import TypeAdapter
+
+from tests.api import answer_types
 
 
 def check(kind: Any, value: Any) -> Any:
@@ -16,20 +17,6 @@ def check(kind: Any, value: Any) -> Any:
     return TypeAdapter(kind).validate_python(value, strict=True)
 
 
-OPEN_RESPONSES = ("frequency_penalty", "presence_penalty", "store")
-"""Fields of a response that the Open Responses specification requires and the `openai` package does not know."""
-
-
-def unknown_fields(value: Any, place: str = "") -> list[str]:
+def unknown_fields(value: Any) -> list[str]:
     """Fields of a checked value that the package does not know, however deep."""
-    found: list[str] = []
-    if isinstance(value, BaseModel):
-        assert value.model_config == ConfigDict() or value.model_config.get("extra") == "allow"
-        known = OPEN_RESPONSES if isinstance(value, Response) else ()
-        found += [f"{place}.{name}" for name in value.model_extra or {} if name not in known]
-        for name in type(value).model_fields:
-            found += unknown_fields(getattr(value, name), f"{place}.{name}")
-    elif isinstance(value, list):
-        for each in value:
-            found += unknown_fields(each, f"{place}[]")
-    return found
+    return list(answer_types.unknown_fields(value))

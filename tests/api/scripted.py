@@ -5,13 +5,31 @@ from __future__ import annotations
 import queue
 import time
 
+import msgspec
+import numpy as np
+import numpy.typing as npt
+
 from quire.engine.client import Lost
-from quire.foundation.messages.from_engine import Deltas, End, EndReason, EngineId, FromEngine, Heartbeat, Ready
+from quire.foundation.messages.from_engine import (
+    Deltas,
+    End,
+    EndReason,
+    EngineId,
+    FromEngine,
+    Heartbeat,
+    PoolingInfo,
+    Ready,
+)
 from quire.foundation.messages.to_engine import Abort, Add, ClientHeartbeat, Control, ToEngine
 from tests.api.server import MAX_MODEL_LEN
 from tests.checkpoints import VOCAB_SIZE
 
 READY = Ready("tiny", MAX_MODEL_LEN, VOCAB_SIZE, num_blocks=256, block_size=16, capacity=MAX_MODEL_LEN)
+
+
+def ready_to_pool(info: PoolingInfo) -> Ready:
+    """The Ready of an engine that makes this of whole texts."""
+    return msgspec.structs.replace(READY, pooling=info)
 
 
 class ScriptedClient:
@@ -74,6 +92,17 @@ class ScriptedClient:
     def tokens(self, add: Add, tokens: list[int]) -> None:
         """A step brings tokens to one sequence."""
         self.say(Deltas([add.id], [len(tokens)], tokens))
+
+    def vector(self, add: Add, values: npt.ArrayLike) -> None:
+        """A pooled sequence ends with its vector, [dim] or [tokens, dim]."""
+        self.say(self.vector_of(add, values))
+
+    @staticmethod
+    def vector_of(add: Add, values: npt.ArrayLike) -> Deltas:
+        """The message that ends a pooled sequence with its vector."""
+        array = np.asarray(values, dtype="<f4")
+        end = End(add.id, "stop", vector=array.tobytes(), vector_shape=list(array.shape))
+        return Deltas([], [], [], ends=[end])
 
     @staticmethod
     def end(add: Add, reason: EndReason) -> End:

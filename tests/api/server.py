@@ -13,22 +13,27 @@ from typing import Any
 import httpx
 import uvicorn
 
+from quire.engine.build import ModelRuntimeInfo
 from quire.engine.client import EngineClient
 from quire.engine.inprocess import InProcessClient
 from quire.engine.thinking_budgets import bitmask_source
 from quire.errors import UnavailableError
 from quire.foundation.config import Config
+from quire.foundation.messages.from_engine import NO_POOLING, PoolingInfo
 from quire.serving.api.http_server import BoundedHttpProtocol
 from quire.serving.api.request_traces import RequestTraces
 from quire.serving.api.schemas.model_change import ModelChange
 from quire.serving.api.session.session import EngineSession
 from quire.serving.app import create_app
 from quire.text.model_text import ModelText, load_model_text
+from tests.api.answer_recorder import Answer, AnswerRecorder
 from tests.checkpoints import VOCAB_SIZE, write_tokenizer
 from tests.executor.fake import FakeExecutor
 
 KEY = "a secret key"
 MAX_MODEL_LEN = 512
+ANSWERS: list[Answer] = []
+"""What servers here have answered since the test began; `answers_are_of_their_types` takes it out."""
 
 
 def resolved(directory: Path, **settings: Any) -> Config:
@@ -127,11 +132,15 @@ class Server:
         slow_reader_s: float = 30.0,
         masked: bool = False,
         traces: RequestTraces | None = None,
+        pooling: PoolingInfo = NO_POOLING,
     ) -> None:
-        executor = FakeExecutor(num_blocks=num_blocks, vocab_size=vocab_size, step_s=step_s, sample=sample)
+        executor = FakeExecutor(
+            num_blocks=num_blocks, vocab_size=vocab_size, step_s=step_s, sample=sample, pooling=pooling
+        )
+        info = ModelRuntimeInfo(pooling=pooling)
         self.text: ModelText = load_model_text(config)
         masker = bitmask_source(config, vocab_size) if masked else None
-        self._make_client = client or (lambda: InProcessClient(config, executor, masker=masker))
+        self._make_client = client or (lambda: InProcessClient(config, executor, runtime_info=info, masker=masker))
         self._config = config
         self._more = more
         self._options: dict[str, Any] = {
@@ -150,7 +159,12 @@ class Server:
         )
         self.app = create_app(self._config, self.session, self.text, **self._options)
         settings = uvicorn.Config(
-            self.app, "127.0.0.1", 0, log_level="critical", loop="uvloop", http=BoundedHttpProtocol
+            AnswerRecorder(self.app, ANSWERS),
+            "127.0.0.1",
+            0,
+            log_level="critical",
+            loop="uvloop",
+            http=BoundedHttpProtocol,
         )
         self._uvicorn = uvicorn.Server(settings)
         self.loop = asyncio.get_running_loop()
@@ -211,7 +225,7 @@ def running(directory: Path, *, client: Callable[[], EngineClient] | None = None
     """A ready server; options of Server by name, all others are settings."""
     of_server = {
         name: options.pop(name)
-        for name in ("step_s", "num_blocks", "vocab_size", "sample", "developer_mode", "masked", "traces")
+        for name in ("step_s", "num_blocks", "vocab_size", "sample", "developer_mode", "masked", "traces", "pooling")
         if name in options
     }
     with Server(resolved(directory, **options), client, **of_server) as server:

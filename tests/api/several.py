@@ -81,7 +81,7 @@ class Engine:
         directory.mkdir(parents=True)
         self._port = ZmqPort(directory, EngineId())
         limits = executor.start()
-        adapters = load_modules(config.lora, executor.adapters)
+        adapters = load_modules(config.lora, executor.orders)
         self._core = EngineCore(
             config, limits, ModelRuntimeInfo(), executor, self._port, SystemClock(), None, None, adapters
         )

@@ -46,10 +46,8 @@ def test_every_route_that_settings_add_says_which(tmp_path: Path) -> None:
         ({}, "/reset_prefix_cache", ("--api-key", "VLLM_SERVER_DEV_MODE=1")),
         ({"enable_lora": True}, "/v1/load_lora_adapter", ("--api-key", "VLLM_ALLOW_RUNTIME_LORA_UPDATING=1")),
         ({"api_key": (KEY,)}, "/v1/load_lora_adapter", ("--enable-lora",)),
-        ({}, "/v1/embeddings", ("Embeddings are not served yet",)),
-        ({}, "/api/embed", ("Embeddings are not served yet",)),
-        ({}, "/score", ("/score is not served yet",)),
-        ({"root_path": "/x"}, "/x/v1/embeddings", ("Embeddings are not served yet",)),
+        ({}, "/generative_scoring", ("/generative_scoring is not served yet",)),
+        ({"root_path": "/x"}, "/x/v1/realtime", ("/v1/realtime is not served yet",)),
     ],
 )
 def test_a_404_says_what_is_missing(

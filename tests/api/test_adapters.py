@@ -11,8 +11,9 @@ from zlib import crc32
 import httpx
 import pytest
 
+from quire.engine.build import ModelRuntimeInfo
 from quire.engine.inprocess import InProcessClient
-from quire.foundation.messages.from_engine import Ready
+from quire.foundation.messages.from_engine import PoolingInfo, Ready
 from tests.api.scripted import READY, ScriptedClient
 from tests.api.server import KEY, Server, resolved
 from tests.api.test_lifetimes import eventually
@@ -21,6 +22,7 @@ from tests.executor.fake import FakeExecutor
 from tests.executor.fake_adapters import FakeAdapters
 
 COUNT = 4
+POOLING = PoolingInfo(["embed"], dim=16)
 
 
 def text_of(digest: str) -> str:
@@ -52,8 +54,10 @@ def server(tmp_path_factory: pytest.TempPathFactory, adapters: Path) -> Iterator
     files = {"x": "dx", str(adapters / "lazy"): "dlazy", str(adapters / "late"): "dlate"}
 
     def client() -> InProcessClient:
-        executor = FakeExecutor(256, vocab_size=VOCAB_SIZE, sample=count_up, adapters=FakeAdapters(files))
-        return InProcessClient(config, executor)
+        executor = FakeExecutor(
+            256, vocab_size=VOCAB_SIZE, sample=count_up, adapters=FakeAdapters(files), pooling=POOLING
+        )
+        return InProcessClient(config, executor, runtime_info=ModelRuntimeInfo(pooling=POOLING))
 
     with Server(config, client) as running:
         yield running
@@ -103,6 +107,33 @@ def test_every_endpoint_serves_adapters(server: Server, path: str, model: str, d
     answer = server.http.post(f"{server.url}{path}", json={"model": model, **body, **more})
     assert answer.status_code == 200, answer.text
     assert text(answer.json()) == text_of(digest)
+
+
+POOLED: dict[str, dict[str, Any]] = {
+    "/v1/embeddings": {"input": "a"},
+    "/pooling": {"input": "a"},
+    "/rerank": {"query": "a", "documents": ["b"]},
+    "/v2/embed": {"texts": ["a"]},
+    "/api/embed": {"input": "a"},
+}
+
+
+@pytest.mark.parametrize("path", POOLED)
+def test_texts_are_pooled_with_the_adapter(server: Server, path: str) -> None:
+    sent: list[Any] = []
+    find = server.session.adapters.find
+
+    async def found(name: str) -> Any:
+        sent.append(await find(name))
+        return sent[-1]
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(server.session.adapters, "find", found)
+        for model in ("poet", "tiny"):
+            answer = server.http.post(f"{server.url}{path}", json={"model": model, **POOLED[path]})
+            assert answer.status_code == 200, answer.text
+    poet, base = sent
+    assert (poet.digest, base) == ("dx", None)
 
 
 def test_beams_are_searched_with_the_adapter(server: Server) -> None:

@@ -8,10 +8,12 @@ import pytest
 
 from quire.engine.metrics.stats import Limit
 from quire.errors import OverloadedError
+from quire.foundation.config import SchedulerConfig
 from quire.foundation.messages.from_engine import Load
 from quire.foundation.messages.to_engine import Add
 from quire.serving.api.session.queues import AdmissionLimit, EngineQueue, QueueLimits
 from tests.engine.harness import add
+from tests.engine.test_client_liveness import ManualClock
 
 RATE = 1_000.0
 
@@ -22,7 +24,9 @@ class Stage:
     def __init__(self, requests: int | None = None, tokens: int | None = None, seconds: float = 30.0) -> None:
         self.rejections: dict[Limit, int] = {"requests": 0, "tokens": 0}
         self.queue = EngineQueue(slots=4)
-        self.limit = AdmissionLimit(QueueLimits(requests, tokens, seconds, slots=4), [self.queue], self.rejections)
+        self.clock = ManualClock()
+        limits = QueueLimits(requests, tokens, seconds, overload_seconds=1.0, slots=4)
+        self.limit = AdmissionLimit(limits, [self.queue], self.rejections, self.clock, lambda: self.last)
         self.last = 0
 
     def load(self, **load: Any) -> None:
@@ -208,3 +212,9 @@ def test_what_the_engine_begins_at_once_is_no_queue_before_it_says_so() -> None:
     assert let_in(free_blocks=70) == 2 + 1, "1,120 tokens have room"
     assert let_in(free_blocks=40) == 1 + 1
     assert let_in(paused=True) == let_in(waiting=1) == let_in(running=4) == 1
+
+
+def test_who_sets_the_queue_s_time_has_said_how_long_requests_may_wait() -> None:
+    assert QueueLimits.of(SchedulerConfig()).overload_seconds == 1
+    assert QueueLimits.of(SchedulerConfig(max_queue_time=60.0)).overload_seconds == 60
+    assert QueueLimits.of(SchedulerConfig(max_queue_time=60.0, overload_queue_time=2.0)).overload_seconds == 2

@@ -11,6 +11,8 @@ from pydantic import BaseModel
 from starlette.routing import Route
 
 from quire.errors import UnsupportedField
+from quire.serving.api.pooling.schemas import PoolingRequest
+from quire.serving.api.pooling.scoring_schemas import RerankRequest, ScoreRequest
 from quire.serving.api.routes.tokens import DetokenizeRequest, TokenizeRequest
 from quire.serving.api.schemas.chat import ChatRequest
 from quire.serving.api.schemas.completion import CompletionRequest, GenerateRequest
@@ -18,10 +20,14 @@ from quire.serving.api.schemas.known_fields import OPENAI_FIELDS, FieldLists, se
 from quire.serving.api.schemas.sampling import RequestFields, SamplingFields
 from quire.serving.dialects.anthropic.schemas import MESSAGES_FIELDS, MessagesRequest
 from quire.serving.dialects.batches.routes import BatchRequest
+from quire.serving.dialects.cohere.schemas import CohereEmbedRequest
+from quire.serving.dialects.decisions.schemas import DecisionRequest
 from quire.serving.dialects.ollama.schemas import (
     OLLAMA_FIELDS,
     OPTION_FIELDS,
     OllamaChatRequest,
+    OllamaEmbeddingsRequest,
+    OllamaEmbedRequest,
     OllamaGenerateRequest,
     OllamaShowRequest,
     Options,
@@ -41,6 +47,8 @@ SECTIONS: dict[str, tuple[type[BaseModel], type[BaseModel] | None]] = {
     "Anthropic: `/v1/messages` and `/v1/messages/count_tokens`": (MessagesRequest, None),
     "Ollama: `/api/chat`": (OllamaChatRequest, None),
     "Ollama: `/api/generate`": (OllamaGenerateRequest, None),
+    "Ollama: `/api/embed`": (OllamaEmbedRequest, None),
+    "Ollama: `/api/embeddings`": (OllamaEmbeddingsRequest, None),
     "Ollama: `/api/show`": (OllamaShowRequest, None),
     "Ollama: `options`": (Options, None),
 }
@@ -104,9 +112,20 @@ def check(rows: list[list[str]], expected: Collection[str]) -> None:
     assert all(len(row[-1]) > 3 for row in rows)
 
 
-@pytest.mark.parametrize(("page", "schema"), [("responses.md", ResponsesRequest), ("batches.md", BatchRequest)])
+@pytest.mark.parametrize(
+    ("page", "schema"),
+    [
+        ("responses.md", ResponsesRequest),
+        ("batches.md", BatchRequest),
+        ("embeddings.md", PoolingRequest),
+        ("embeddings.md", ScoreRequest),
+        ("embeddings.md", RerankRequest),
+        ("embeddings.md", CohereEmbedRequest),
+        ("embeddings.md", DecisionRequest),
+    ],
+)
 def test_pages_of_their_own_have_every_field(page: str, schema: type[BaseModel]) -> None:
-    words = set(re.findall(r"`([a-z_]+)[`.]", (DOCS / page).read_text()))
+    words = set(re.findall(r"`([a-z_0-9]+)[`.]", (DOCS / page).read_text()))
     assert sorted(set(schema.model_fields) - words - set(RequestFields.model_fields)) == []
 
 
@@ -118,6 +137,6 @@ def test_every_route_is_listed(tmp_path: Path) -> None:
             for route in server.app.router.routes
             if isinstance(route, Route)
             for method in route.methods or ()
-            if method != "HEAD" and route.path not in ("/docs/files/{name}", "/page/{version}/{name}")
+            if method != "HEAD" and route.path not in ("/docs/files/{name}", "/page/{version}/{name:path}")
         }
     assert listed == served

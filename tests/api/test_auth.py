@@ -9,12 +9,12 @@ import httpx
 import pytest
 from starlette.routing import Route
 
-from quire.serving.api.request_head import PUBLIC
+from quire.serving.api.auth import PUBLIC
 from tests.api.server import KEY, Server, running
 
 EXPECTED_PUBLIC = {
     "/", "/health", "/ready", "/ping", "/version", "/load", "/metrics",
-    "/docs", "/docs/files/{name}", "/page/{version}/{name}", "/redoc", "/openapi.json",
+    "/docs", "/docs/files/{name}", "/page/{version}/{name:path}", "/redoc", "/openapi.json",
 }  # fmt: skip
 
 

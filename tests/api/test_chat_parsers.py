@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -49,3 +50,10 @@ def test_a_template_may_tell_nothing(tmp_path: Path, caplog: pytest.LogCaptureFi
 def test_an_unknown_parser_is_a_config_error(tmp_path: Path, flag: str) -> None:
     with pytest.raises(ConfigError, match=f"--{flag.replace('_', '-')}: there is no parser 'nonsense'"):
         choose_parsers(ServerConfig(**{flag: "nonsense"}), text(tmp_path, TEMPLATE))
+
+
+def test_a_level_that_the_format_of_calls_cannot_keep_is_refused(tmp_path: Path) -> None:
+    server = partial(ServerConfig, tool_strict_level="function")
+    assert choose_parsers(server(), text(tmp_path, TEMPLATE)).tool_parser == "hermes"
+    with pytest.raises(ConfigError, match="--tool-strict-level function: calls in the format 'gemma4'"):
+        choose_parsers(server(tool_call_parser="gemma4"), text(tmp_path, TEMPLATE))

@@ -13,7 +13,7 @@ from quire.serving.api.chat_parsers import ChoiceParser, OutputParsing
 from quire.serving.api.chat_serializer import ChatSerializer
 from quire.serving.api.token_fields import PromptFields, TokenNames
 from quire.text.deltas import ChoiceDelta, FinishReason
-from quire.text.output_parsers.events import ContentDelta, ToolCallDelta, ToolCallStart, merge_events
+from quire.text.output_parsers.events import ContentDelta, ReasoningDelta, ToolCallDelta, ToolCallStart, merge_events
 from quire.text.output_parsers.registry import create_parser
 
 CALL = '<tool_call>\n{"name": "f", "arguments": {"x": 1}}\n</tool_call>'
@@ -55,6 +55,38 @@ def test_one_call_ends_the_choice(step: int) -> None:
     one = parsed(two, "length", step=step, one_call=True)
     assert [event.name for event in one.output if isinstance(event, ToolCallStart)] == ["f"]
     assert one.finish_reason == "tool_calls"
+
+
+@pytest.mark.parametrize("step", [1, 7, 1000])
+@pytest.mark.parametrize("end", ["", "\n</think>", "\n</think>\n\n"])
+def test_a_call_within_the_reasoning_is_not_lost_if_nothing_follows(step: int, end: str) -> None:
+    whole = parsed(f"<think>\nI will call it.\n{CALL}{end}", step=step)
+    thought, *rest = merge_events(whole.output)
+    assert isinstance(thought, ReasoningDelta)
+    assert thought.text.startswith("I will call it.\n<tool_call>")
+    calls = [event for event in rest if not isinstance(event, ContentDelta) or event.text.strip()]
+    assert [type(event) for event in calls] == [ToolCallStart, ToolCallDelta]
+    assert whole.finish_reason == "tool_calls"
+
+
+@pytest.mark.parametrize("step", [1, 1000])
+def test_what_reasoning_only_considers_is_no_call(step: int) -> None:
+    for end, finish in (
+        ("</think>No need.", "stop"),
+        ("", "length"),
+        (f"</think>{CALL.replace('f', 'g')}", "tool_calls"),
+    ):
+        whole = parsed(f"<think>Shall I? {CALL}{end}", "length" if finish == "length" else "stop", step=step)
+        names = [event.name for event in whole.output if isinstance(event, ToolCallStart)]
+        assert (names, whole.finish_reason) == (["g"] if finish == "tool_calls" else [], finish)
+
+
+@pytest.mark.parametrize("step", [1, 1000])
+def test_a_broken_call_within_the_reasoning_is_text(step: int) -> None:
+    broken = '<tool_call>\n{"name": "f", "argum'
+    whole = parsed(f"<think>Now. {broken}", step=step)
+    assert merge_events(whole.output) == [ReasoningDelta(f"Now. {broken}"), ContentDelta(broken)]
+    assert whole.finish_reason == "stop"
 
 
 def test_without_a_parser_all_text_is_content() -> None:

@@ -39,7 +39,7 @@ def test_openais_tools_are_left_out(server: Server, stream: bool, caplog: pytest
         assert answer.status_code == 200, answer.text
         assert answer.headers[HEADER] == "web_search"
     if not stream:
-        assert answer.json()["tools"] == [{"strict": None, **FUNCTION}]
+        assert answer.json()["tools"] == [{"description": None, "strict": None, **FUNCTION}]
     assert logged(caplog, "web_search") == 1
     counted = server.post("/v1/responses/input_tokens", {"input": "Go.", "tools": [FUNCTION, WEB_SEARCH]})
     assert counted.headers[HEADER] == "web_search"

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import anthropic
+import jsonschema
 import pytest
 from anthropic.types import ErrorResponse, Message, MessageTokensCount, RawMessageStreamEvent
+from anthropic.types.beta import BetaMemoryTool20250818Command
 from pydantic import TypeAdapter
 
 from tests.api.server import KEY, Server, prompts_sent, running
@@ -74,6 +76,69 @@ def prompt(server: Server, **fields: Any) -> str:
         ask(server, **fields)
     text: str = server.post("/detokenize", {"tokens": sent[0]}).json()["prompt"]
     return text
+
+
+@pytest.mark.parametrize(
+    "system",
+    [
+        "x-anthropic-billing-header: cc_version={}; cch={};\nBe brief.",
+        [
+            {"type": "text", "text": "x-anthropic-billing-header: cc_version={}; cch={};"},
+            {"type": "text", "text": "Be brief."},
+        ],
+    ],
+    ids=["line", "block"],
+)
+def test_claude_codes_billing_line_is_no_part_of_the_prompt(server: Server, system: Any) -> None:
+    written = json.dumps(system)
+    first, second = (
+        prompt(server, system=json.loads(written.replace("{}", name))) for name in ("2.1.197.a1b", "2.1.197.c2d")
+    )
+    assert first == second == prompt(server, system="Be brief.")
+    elsewhere = "Be brief.\nx-anthropic-billing-header: is a header."
+    assert elsewhere in prompt(server, system=elsewhere)
+
+
+@pytest.mark.parametrize(
+    ("kind", "name", "call"),
+    [
+        ("bash_20250124", "bash", {"command": "ls"}),
+        ("text_editor_20250124", "str_replace_editor", {"command": "undo_edit", "path": "/a"}),
+        (
+            "text_editor_20250728",
+            "str_replace_based_edit_tool",
+            {"command": "view", "path": "/a", "view_range": [1, -1]},
+        ),
+        ("memory_20250818", "memory", {"command": "rename", "old_path": "/memories/a", "new_path": "/memories/b"}),
+    ],
+)
+def test_tools_of_anthropics_that_the_client_runs(
+    client: anthropic.Anthropic, server: Server, model: Speaker, kind: str, name: str, call: dict[str, Any]
+) -> None:
+    tool: Any = {"type": kind, "name": name}
+    model.text = f"<tool_call>\n{json.dumps({'name': name, 'arguments': call})}\n</tool_call>"
+    message = client.beta.messages.create(model="tiny", max_tokens=200, messages=QUESTION, tools=[tool])
+    (block,) = message.content
+    assert (block.type, message.stop_reason) == ("tool_use", "tool_use")
+    assert (block.name, block.input) == (name, call)
+    result: Any = {"type": "tool_result", "tool_use_id": block.id, "content": "done"}
+    history: Any = [*QUESTION, {"role": "assistant", "content": [block]}, {"role": "user", "content": [result]}]
+    shown = prompt(server, messages=json.loads(json.dumps(history, default=lambda it: it.model_dump())), tools=[tool])
+    known = json.loads(shown.partition("<tools>")[2].partition("</tools>")[0])["function"]
+    assert known["name"] == name
+    jsonschema.validate(call, known["parameters"])
+    with pytest.raises(jsonschema.ValidationError):
+        jsonschema.validate({"command": 7}, known["parameters"])
+
+
+def test_memory_has_the_commands_of_anthropics_sdk(server: Server) -> None:
+    shown = prompt(server, tools=[{"type": "memory_20250818", "name": "memory"}])
+    schema = json.loads(shown.partition("<tools>")[2].partition("</tools>")[0])["function"]["parameters"]
+    union = get_args(get_args(BetaMemoryTool20250818Command)[0])
+    assert {get_args(each.model_fields["command"].annotation)[0] for each in union} == set(
+        schema["properties"]["command"]["enum"]
+    )
+    assert set().union(*(each.model_fields for each in union)) == set(schema["properties"])
 
 
 # --- answers ---------------------------------------------------------------------------------------------------------
@@ -328,9 +393,9 @@ def null_fields(value: Any) -> set[str]:
         ({"previous_message_id": "msg_1"}, "'previous_message_id' is not a known field."),
         ({"system": [{"type": "image"}]}, "system"),
         (
-            {"tools": [WEATHER, {"type": "bash_20250124", "name": "bash"}]},
-            "'tools[1].type' is not supported yet: only Anthropic's models know 'bash_20250124'; describe it as a tool "
-            "of type custom, with name, description and input_schema.",
+            {"tools": [WEATHER, {"type": "computer_20250124", "name": "computer"}]},
+            "'tools[1].type' is not supported yet: 'computer_20250124' is for models that see the screen; describe "
+            "what others can use as a tool of type custom, with name, description and input_schema.",
         ),
         ({"tools": [{"type": "telepathy", "name": "x"}]}, "tools[0].type must be 'custom', not 'telepathy'."),
         ({"tools": [{**WEATHER, "allowed_callers": ["code_execution_20250825"]}]}, "'tools[0].allowed_callers' is not"),

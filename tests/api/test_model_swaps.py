@@ -63,7 +63,7 @@ class EngineThread:
 
         executor = FakeExecutor(256, vocab_size=VOCAB_SIZE, sample=say)
         port, limits = ZmqPort(Path(self._launch.directory), EngineId()), executor.start()
-        adapters = load_modules(config.lora, executor.adapters)
+        adapters = load_modules(config.lora, executor.orders)
         core = EngineCore(config, limits, ModelRuntimeInfo(), executor, port, clock, None, None, adapters)
         turn_until(lambda: self._ends, core, clock, lambda pulse: None)
         executor.close()

@@ -12,6 +12,22 @@ from quire.text.deltas import SequenceDelta
 from tests.engine.harness import add
 
 
+def test_parts_of_a_request_are_one_request() -> None:
+    async def run() -> None:
+        requests = OpenRequests()
+        first = OutputCollector(add(7, [1], 9).sequences(), [])
+        second = OutputCollector(add(8, [1], 9).sequences(), [], part_of=first)
+        for collector in (first, second, OutputCollector(add(9, [1], 9).sequences(), [])):
+            requests.add(collector, [0])
+        assert (requests.num_requests, len(requests.collectors())) == (2, 3)
+        requests.remove(7)
+        assert requests.num_requests == 2
+        requests.remove(8)
+        assert requests.num_requests == 1
+
+    asyncio.run(run())
+
+
 def test_a_sequence_keeps_what_it_has_brought_until_it_ends() -> None:
     async def run() -> None:
         requests = OpenRequests()
@@ -28,10 +44,12 @@ def test_a_sequence_keeps_what_it_has_brought_until_it_ends() -> None:
         assert (list(second.generated), second.add.fork_of) == ([], 7)
         requests.remove(7)
         assert (requests.get(7), requests.num_sequences, len(requests.collectors())) == (None, 1, 1)
+        assert requests.num_requests == 1
         waiting = asyncio.ensure_future(requests.wait_idle())
         await asyncio.sleep(0)
         assert not waiting.done()
         requests.remove(8)
         await waiting
+        assert requests.num_requests == 0
 
     asyncio.run(run())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -11,7 +12,7 @@ import pytest
 from quire.foundation.messages.from_engine import Deltas, End
 from tests.api.scripted import ScriptedClient
 from tests.api.server import Server
-from tests.api.speaker import Speaker
+from tests.api.speaker import Speaker, speaking
 
 LOOSE = {
     "type": "object",
@@ -110,3 +111,67 @@ def test_a_late_error_about_the_form_names_the_field_that_was_sent(
     assert answer.status_code == 400
     error = answer.json()["error"]
     assert (error if isinstance(error, str) else error["message"]) == f"{name}: No token is left to draw."
+
+
+@pytest.fixture(scope="module")
+def formed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Server, Speaker]]:
+    """A server whose model is held to grammars, and what it says."""
+    with speaking(tmp_path_factory.mktemp("model"), masked=True, max_model_len=1024) as both:
+        yield both
+
+
+def _answer(server: Server, body: dict[str, Any], *, stream: bool) -> tuple[str, dict[str, Any]]:
+    """How an answer ended, and its error if it has one."""
+    answer = server.post("/v1/chat/completions", {**body, "max_tokens": 200, "stream": stream})
+    if not stream:
+        found = answer.json()
+        return ("", {**found["error"], "status": answer.status_code}) if "error" in found else (
+            found["choices"][0]["finish_reason"], {}
+        )  # fmt: skip
+    events = [json.loads(line[6:]) for line in answer.text.splitlines() if line.startswith("data: {")]
+    ends = [choice["finish_reason"] for event in events for choice in event.get("choices", ())]
+    return next(filter(None, ends), ""), next((event["error"] for event in events if "error" in event), {})
+
+
+def _misses(server: Server) -> float:
+    lines = server.get("/metrics").text.splitlines()
+    return sum(float(line.split()[-1]) for line in lines if line.startswith("quire:schema_misses_total"))
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_finished_value_that_breaks_what_was_left_out_is_an_error_and_counted(
+    formed: tuple[Server, Speaker], stream: bool
+) -> None:
+    server, model = formed
+    before = _misses(server)
+    model.text = '{"where": "a", "tags": ["a", "a"]}'
+    finish_reason, error = _answer(server, _asked(LOOSE), stream=stream)
+    assert not finish_reason
+    assert (error["code"], error["param"]) == ("schema_mismatch", "response_format")
+    assert "/tags breaks 'uniqueItems'" in error["message"]
+    assert error.get("status", 422) == 422
+    assert _misses(server) == before + 1
+    model.text = '{"where": "a", "tags": ["a", "b"]}'
+    assert _answer(server, _asked(LOOSE), stream=stream) == ("stop", {})
+    assert _misses(server) == before + 1
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_the_arguments_of_calls_are_checked_too(formed: tuple[Server, Speaker], stream: bool) -> None:
+    server, model = formed
+    tools = [{"type": "function", "function": {"name": "get", "parameters": LOOSE}}]
+    for tags, ended in ((["a", "b"], "tool_calls"), (["a", "a"], "")):
+        call = {"name": "get", "arguments": {"where": "a", "tags": tags}}
+        model.text = f"<tool_call>\n{json.dumps(call)}\n</tool_call>"
+        body = {**CHAT, "tools": tools, "tool_choice": "required"}
+        finish_reason, error = _answer(server, body, stream=stream)
+        assert finish_reason == ended
+        assert ("the call of 'get' is not valid" in error.get("message", "")) == (not ended)
+    assert _answer(server, {**CHAT, "tools": tools}, stream=stream)[0] == "tool_calls", "nothing was enforced"
+
+
+def test_what_was_cut_off_is_not_checked(formed: tuple[Server, Speaker]) -> None:
+    server, model = formed
+    model.text = '{"tags": ["a", "a"]}'
+    body = {**_asked(LOOSE), "max_tokens": 3}
+    assert server.post("/v1/chat/completions", body).json()["choices"][0]["finish_reason"] == "length"

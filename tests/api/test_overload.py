@@ -40,16 +40,18 @@ class Server:
         ttfts: Seconds until a request had a token, by tenant.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, queue_s: float = QUEUE_S, overload_seconds: float = QUEUE_S) -> None:
         self.clock, self._port = ManualClock(), ListPort()
         executor = TimedExecutor(self.clock)
-        settings = config(max_num_seqs=SLOTS, max_num_batched_tokens=256, max_queue_time=QUEUE_S)
+        settings = config(max_num_seqs=SLOTS, max_num_batched_tokens=256, max_queue_time=queue_s)
         self._core = EngineCore(
             settings, executor.start(), ModelRuntimeInfo(), executor, self._port, self.clock
         )  # fmt: skip
         self._queue = EngineQueue(SLOTS)
-        limits = QueueLimits(None, None, QUEUE_S, SLOTS)
-        self._limit = AdmissionLimit(limits, [self._queue], {"requests": 0, "tokens": 0})
+        limits = QueueLimits(None, None, queue_s, overload_seconds, SLOTS)
+        self._limit = AdmissionLimit(
+            limits, [self._queue], {"requests": 0, "tokens": 0}, self.clock, lambda: len(self._open)
+        )
         self._rng = random.Random(3)
         self._last = 0
         self._open: dict[int, tuple[str, float]] = {}
@@ -58,12 +60,12 @@ class Server:
         self.refused = {"flood": 0, "light": 0}
         self.ttfts: dict[str, list[float]] = {"flood": [], "light": []}
 
-    def send(self, tenant: str) -> bool:
+    def send(self, tenant: str, length: int = PROMPT, *, is_retry: bool = False) -> bool:
         """A request arrives; whether it is let in."""
-        prompt = [self._rng.randrange(1, 500) for _ in range(PROMPT)]
+        prompt = [self._rng.randrange(1, 500) for _ in range(length)]
         message = add(self._last + 1, prompt, OUTPUT, arrival=self.clock.time, tenant=tenant, ignore_eos=True)
         try:
-            self._limit.refuse_if_full()
+            self._limit.refuse_if_full(is_retry=is_retry)
             self._limit.enter([message])
         except OverloadedError:
             self.refused[tenant] += 1
@@ -154,6 +156,88 @@ def test_of_a_light_tenant_what_is_let_in_does_not_wait_behind_a_flood() -> None
     assert len(server.ttfts["light"]) >= 10
     assert p99(server, "light") < 0.5 * p99(server, "flood")
     assert rates["flood"] >= 0.8 * maximum
+
+
+def test_by_default_the_queue_is_short_under_overload() -> None:
+    server = Server(queue_s=30.0, overload_seconds=1.0)
+    server.closed_loop(2 * SLOTS, 4)
+    maximum = server.closed_loop(2 * SLOTS, 20)
+    server.ttfts["flood"].clear()
+    rate = server.arrivals({"flood": 3 * maximum}, 120)["flood"]
+    ttfts = server.ttfts["flood"]
+    assert rate >= 0.97 * maximum
+    assert sum(each <= 2 for each in ttfts) / 120 >= 0.9 * maximum
+    assert p99(server, "flood") <= 3
+
+
+def test_a_burst_is_let_in_and_so_is_who_comes_behind_it() -> None:
+    server = Server(queue_s=120.0, overload_seconds=1.0)
+    server.closed_loop(2 * SLOTS, 4)
+    server.arrivals({"flood": 500.0}, 2.0)
+    assert server.refused == {"flood": 0, "light": 0}
+    server.arrivals({"light": 5.0}, 10)
+    assert server.refused == {"flood": 0, "light": 0}
+
+
+def test_clients_that_wait_for_their_answers_are_no_overload() -> None:
+    server = Server(queue_s=120.0, overload_seconds=1.0)
+    server.closed_loop(20 * SLOTS, 30)
+    assert sorted(server.ttfts["flood"])[-50] > 5
+    assert server.refused["flood"] == 0
+
+
+def test_clients_whose_answers_end_together_are_no_overload() -> None:
+    server = Server(queue_s=120.0, overload_seconds=1.0)
+    server.closed_loop(2 * SLOTS, 4)
+    server.arrivals({"light": 80.0}, 1.0)
+    for _ in range(4):
+        server.run(10.0, lambda: None)  # all have ended
+        server.arrivals({"light": 40.0}, 2.0)  # and come again, one after the other
+    assert server.refused == {"flood": 0, "light": 0}
+
+
+def test_large_requests_are_let_in_under_overload_too() -> None:
+    server = Server(queue_s=120.0, overload_seconds=1.0)
+    server.closed_loop(2 * SLOTS, 4)
+    maximum = server.closed_loop(2 * SLOTS, 8)
+    server.arrivals({"flood": 3 * maximum}, 10)
+    let_in = 0
+    for _ in range(40):
+        server.arrivals({"flood": 3 * maximum}, 0.5)
+        let_in += server.send("light", length=700)  # alone more than the queue may have
+    assert 2 <= let_in < 40
+    assert server.refused["flood"]
+
+
+def test_overload_ends_when_the_flood_ends() -> None:
+    server = Server(queue_s=120.0, overload_seconds=1.0)
+    server.closed_loop(2 * SLOTS, 4)
+    maximum = server.closed_loop(2 * SLOTS, 8)
+    server.arrivals({"flood": 3 * maximum}, 10)
+    refused = server.refused["flood"]
+    assert refused
+    server.arrivals({"light": 0.1 * maximum}, 6)
+    server.arrivals({"flood": 500.0}, 2.0)
+    assert server.refused == {"flood": refused, "light": 0}
+
+
+def test_clients_that_come_back_do_not_prolong_an_overload() -> None:
+    server = Server(queue_s=120.0, overload_seconds=1.0)
+    server.closed_loop(2 * SLOTS, 4)
+    maximum = server.closed_loop(2 * SLOTS, 8)
+    server.arrivals({"flood": 3 * maximum}, 8)
+    away = server.refused["flood"]
+    assert away > 100
+    due = [server.clock.time + place / away for place in range(away)]
+
+    def again() -> None:
+        while due and due[0] <= server.clock.time:
+            if not server.send("light", is_retry=True):
+                due.append(due[0] + 1.0)
+            del due[0]
+
+    server.run(5.0, again)
+    assert due == [], "all are let in as a burst is"
 
 
 def p99(server: Server, tenant: str) -> float:

@@ -64,7 +64,7 @@ def test_invocations_are_what_their_body_says(server: Server) -> None:
     assert server.post("/invocations", tokens).json()["choices"][0]["token_ids"] == [6, 7]
     wrong = server.post("/invocations", {"inputs": "a"})
     assert wrong.status_code == 400
-    assert "messages, prompt or token_ids" in wrong.json()["error"]["message"]
+    assert "messages, prompt, token_ids" in wrong.json()["error"]["message"]
     lines = server.post("/invocations", CHAT | {"stream": True}).text
     assert lines.rstrip().endswith("data: [DONE]")
 

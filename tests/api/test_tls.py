@@ -19,7 +19,8 @@ import uvicorn
 
 from quire.errors import ConfigError
 from quire.foundation.config import ServerConfig
-from quire.serving.api.http_server import load_tls, uvicorn_config
+from quire.serving.api.http_server import uvicorn_config
+from quire.serving.api.tls import load_tls
 
 pytestmark = pytest.mark.skipif(shutil.which("openssl") is None, reason="makes its certificates with openssl")
 

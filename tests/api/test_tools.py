@@ -14,6 +14,7 @@ import pytest
 
 from tests.api.server import Server
 from tests.api.speaker import Speaker, speaking
+from tests.structured_output.accepting import accepts
 
 WEATHER = {
     "type": "function",
@@ -93,6 +94,81 @@ def test_a_call_and_the_answer_to_its_result(client: openai.OpenAI, model: Speak
     again = [*MESSAGES, choice.message, result]
     answer = client.chat.completions.create(model="tiny", messages=again, tools=[WEATHER])  # type: ignore[list-item]
     assert (answer.choices[0].finish_reason, answer.choices[0].message.content) == ("stop", "Rain.")
+
+
+PATCH = "+'ä'\n-b"
+EDIT: Any = {"type": "custom", "custom": {"name": "edit", "description": "Edit.", "format": {"type": "text"}}}
+EDITED = f"<tool_call>\n{json.dumps({'name': 'edit', 'arguments': {'input': PATCH}}, ensure_ascii=False)}\n</tool_call>"
+
+
+LIST: Any = {"type": "function", "function": {"name": "ls"}}
+LISTED = '<tool_call>\n{"name": "ls", "arguments": {}}\n</tool_call>'
+ASKED: Any = [{"role": "user", "content": "Go."}]
+
+
+def test_the_input_of_a_custom_tool_is_text_there_and_back_again(server: Server, model: Speaker) -> None:
+    model.text = f"{EDITED}\n{LISTED}"
+    asked = {"messages": ASKED, "tools": [EDIT, LIST], "return_token_ids": True}
+    whole = server.post("/v1/chat/completions", asked).json()
+    message = whole["choices"][0]["message"]
+    edited, listed = message["tool_calls"]
+    assert edited == {"id": edited["id"], "type": "custom", "custom": {"name": "edit", "input": PATCH}}
+    assert listed["function"] == {"name": "ls", "arguments": "{}"}
+    first = server.post("/detokenize", {"tokens": whole["prompt_token_ids"]}).json()["prompt"]
+    message["tool_calls"] = [edited]
+    results = [{"role": "tool", "tool_call_id": edited["id"], "content": "Done."}]
+    second = prompt(server, messages=[*ASKED, message, *results], tools=asked["tools"])
+    assert second.startswith(first)
+    again = second[len(first) :].partition("<tool_call>\n")[2].partition("\n</tool_call>")[0]
+    assert json.loads(again) == {"name": "edit", "arguments": {"input": PATCH}}
+
+
+def test_a_custom_call_is_streamed_with_its_whole_input(server: Server, model: Speaker) -> None:
+    model.text = f"{LISTED}\n{EDITED}"
+    body = {"messages": ASKED, "tools": [LIST, EDIT], "stream": True}
+    lines = server.post("/v1/chat/completions", body).text.split("\n\n")[:-2]
+    choices = [choice for line in lines for choice in json.loads(line.removeprefix("data: "))["choices"]]
+    calls = [call for choice in choices for call in choice["delta"].get("tool_calls", ())]
+    custom = [call for call in calls if call["index"] == 1]
+    assert custom[0] == {"index": 1, "id": custom[0]["id"], "type": "custom", "custom": {"name": "edit", "input": ""}}
+    assert custom[1:] == [{"index": 1, "custom": {"input": PATCH}}]
+    assert "".join(call["function"]["arguments"] for call in calls if call["index"] == 0) == "{}"
+    assert choices[-1]["finish_reason"] == "tool_calls"
+
+
+def test_a_grammar_that_is_not_enforced_is_named_in_the_log(
+    server: Server, model: Speaker, caplog: pytest.LogCaptureFixture
+) -> None:
+    form = {"type": "grammar", "grammar": {"syntax": "lark", "definition": 'start: "a" start "b" | "c"'}}
+    model.text = "Hm."
+    ask(server, messages=ASKED, tools=[{"type": "custom", "custom": {"name": "edit", "format": form}}])
+    assert "a tool's grammar of syntax lark" in caplog.text
+
+
+def test_a_custom_call_that_was_cut_off_has_the_input_so_far(server: Server, model: Speaker) -> None:
+    model.text = EDITED
+    tokens = server.post("/tokenize", {"prompt": EDITED.partition("ä")[0], "add_special_tokens": False}).json()["count"]
+    choice = ask(server, tools=[EDIT], max_tokens=tokens)
+    (call,) = choice["message"]["tool_calls"]
+    assert (choice["finish_reason"], call["custom"]["input"]) == ("length", "+'")
+
+
+@pytest.mark.parametrize("choice", [
+    {"type": "custom", "custom": {"name": "edit"}},
+    {"type": "allowed_tools", "allowed_tools": {"mode": "required", "tools": [
+        {"type": "custom", "custom": {"name": "edit"}},
+    ]}},
+])  # fmt: skip
+def test_a_custom_tool_can_be_chosen_and_its_regular_expression_holds(server: Server, choice: Any) -> None:
+    form = {"type": "grammar", "grammar": {"syntax": "regex", "definition": '[ab]{3}"'}}
+    tool = {"type": "custom", "custom": {"name": "edit", "format": form}}
+    body = {"messages": MESSAGES, "tools": [WEATHER, tool], "tool_choice": choice, "parallel_tool_calls": False}
+    answer = server.post("/v1/chat/completions/render", body)
+    assert answer.status_code == 200, answer.text
+    grammar = answer.json()["sampling_params"]["structured_outputs"]["grammar"]
+    begun = '<tool_call>\n{"name": "edit", "arguments": {"input": "'
+    written = {text: accepts(grammar, f'{begun}{text}"}}}}\n</tool_call>') for text in ('abb\\"', "abb", 'abc\\"')}
+    assert written == {'abb\\"': True, "abb": False, 'abc\\"': False}
 
 
 def test_calls_streamed(client: openai.OpenAI, model: Speaker) -> None:

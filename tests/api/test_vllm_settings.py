@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import logging
 from collections.abc import Iterator
@@ -129,6 +130,19 @@ def test_middleware_that_cannot_be_used_is_named(path: str, why: str, server: Se
     with pytest.raises(ConfigError, match=why) as caught:
         create_app(resolved(tmp_path, middleware=(path,)), server.session, server.text)
     assert caught.value.message.startswith(f"--middleware {path} cannot be used: ")
+
+
+def test_a_server_that_cannot_be_made_leaves_no_store_open(server: Server, tmp_path: Path) -> None:
+    store = tmp_path / "store.sqlite"
+    settings = {"middleware": ("no_such_package.X",), "responses_store_path": str(store)}
+    with pytest.raises(ConfigError):
+        create_app(resolved(tmp_path, **settings), server.session, server.text)
+    assert store.exists()
+    opened = []
+    for link in Path("/proc/self/fd").iterdir():
+        with contextlib.suppress(OSError):  # another thread has closed it
+            opened.append(link.readlink())
+    assert not [path for path in opened if path.parent == tmp_path]
 
 
 @pytest.mark.parametrize(

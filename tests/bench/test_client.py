@@ -27,8 +27,10 @@ def load(
     return asyncio.run(run())
 
 
-def ask(server: ScriptedServer, backend: Backend = "openai", output_len: int = 5) -> Outcome:
-    return load(server, [Sample("hello", output_len)], backend=backend).outcomes[0]
+def ask(
+    server: ScriptedServer, backend: Backend = "openai", output_len: int = 5, images: tuple[str, ...] = ()
+) -> Outcome:
+    return load(server, [Sample("hello", output_len, images=images)], backend=backend).outcomes[0]
 
 
 class SeenClock(ManualClock):
@@ -73,7 +75,12 @@ def test_what_is_sent() -> None:
     with ScriptedServer() as server:
         ask(server)
         ask(server, "openai-chat")
-    plain, chat = server.bodies
+        ask(server, "openai-chat", images=("data:image/png;base64,AAAA",))
+    plain, chat, shown = server.bodies
+    assert shown["messages"][0]["content"] == [
+        {"type": "text", "text": "hello"},
+        {"type": "image_url", "image_url": {"url": "data:image/png;base64,AAAA"}},
+    ]
     common = {"model": "tiny", "stream": True, "stream_options": {"include_usage": True}}
     assert plain == {"prompt": "hello", "max_tokens": 5, **common}
     assert chat == {"messages": [{"role": "user", "content": "hello"}], "max_completion_tokens": 5, **common}

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import base64
+import io
 import json
 import random
 from pathlib import Path
 from typing import Any
 
 import pytest
+from PIL import Image
 
 from quire.errors import ConfigError
 from quire.tools.bench.datasets import DatasetOptions, LocalTokens, Sample, make_samples
@@ -48,6 +51,28 @@ def test_random_lengths_spread_and_a_prefix_is_shared() -> None:
     assert 140 < max(lengths) <= 150
     assert {5, 15} <= {sample.output_len for sample in samples} <= set(range(5, 16))
     assert len({tuple(sample.prompt[:5]) for sample in samples}) == 1
+
+
+def test_random_images_have_their_numbers_and_sizes() -> None:
+    own = {"dataset_name": "random-mm", "num_prompts": 40, "random_input_len": 5}
+    buckets = "{(30, 50, 1): 0.5, (64, 64, 1): 0.5, (720, 1280, 16): 0.0}"
+    asked = own | {"random_mm_base_items_per_request": 2, "random_mm_num_mm_items_range_ratio": 0.5,
+                   "random_mm_limit_mm_per_prompt": '{"image": 2}', "random_mm_bucket_config": buckets}  # fmt: skip
+    options = DatasetOptions(**asked)
+    samples = make_samples(options, LocalTokens(100), random.Random(1), takes_images=True)
+    assert {len(sample.images) for sample in samples} == {1, 2}
+    images = [Image.open(io.BytesIO(base64.b64decode(url.partition(",")[2]))) for s in samples for url in s.images]
+    assert {(image.height, image.width) for image in images} == {(30, 50), (64, 64)}
+    assert len({image.tobytes() for image in images}) == len(images)
+    again = make_samples(options, LocalTokens(100), random.Random(1), takes_images=True)
+    assert again == samples
+    with pytest.raises(ConfigError, match="--backend openai-chat"):
+        draw(**own)
+    for wrong in ({"bucket_config": "{(8, 8, 4): 1.0}"}, {"bucket_config": "nothing"}, {"bucket_config": "{1: 1.0}"},
+                  {"limit_mm_per_prompt": "{}"}, {"base_items_per_request": -1}):  # fmt: skip
+        options = DatasetOptions(**own | {f"random_mm_{name}": value for name, value in wrong.items()})
+        with pytest.raises(ConfigError, match="--random-mm-"):
+            make_samples(options, LocalTokens(100), random.Random(1), takes_images=True)
 
 
 def test_prefixes_are_repeated_evenly() -> None:

@@ -20,6 +20,7 @@ from quire.cli.settings_fields import about, settings_of
 from quire.errors import ConfigError
 from quire.foundation.config import Config
 from quire.foundation.config.values import without_none
+from quire.models.quantization.parsers import AT_LOAD, PARSERS
 
 
 def config(*arguments: str) -> Config:
@@ -40,6 +41,10 @@ SETTINGS = {setting.name: setting for setting in settings_of(Config)}
 
 WRITTEN: dict[str, tuple[list[str], Any]] = {
     "custom_histogram_buckets": (['{"request_latency": [1]}'], {"request_latency": [1]}),
+    "limit_mm_per_prompt": (['{"image": 3}'], {"image": 3}),
+    "media_io_kwargs": (['{"video": {"num_frames": 4}}'], {"video": {"num_frames": 4}}),
+    "prompt_cache_share": (["0.5"], 0.5),
+    "reasoning_effort_map": (['{"xhigh": "high"}'], {"xhigh": "high"}),
 }
 """Values of settings that cannot have any value of their type."""
 
@@ -61,14 +66,18 @@ def written(kind: Any) -> tuple[list[str], Any]:
 
 
 @pytest.mark.parametrize("name", SETTINGS)
-@pytest.mark.parametrize("dashes", [True, False], ids=["dashes", "underscores"])
-def test_every_setting_has_its_flag(name: str, dashes: bool) -> None:
+def test_every_setting_has_its_flag(name: str) -> None:
     words, value = WRITTEN.get(name) or written(SETTINGS[name].kind)
-    flag = f"--{name.replace('_', '-') if dashes else name}"
-    changed = config(flag, *words)
+    changed = config(f"--{name.replace('_', '-')}", *words)
     part = SETTINGS[name].group
     assert getattr(getattr(changed, part), name) == value
     assert changed == Config().with_values(**{name: value})
+
+
+@pytest.mark.parametrize("name", ["max_num_batched_tokens", "enable_prefix_caching", "served_model_name"])
+def test_flags_may_have_underscores(name: str) -> None:
+    words, value = written(SETTINGS[name].kind)
+    assert config(f"--{name}", *words) == Config().with_values(**{name: value})
 
 
 @pytest.mark.parametrize("name", [name for name, setting in SETTINGS.items() if without_none(setting.kind) is bool])
@@ -116,7 +125,7 @@ def test_dictionaries_are_json() -> None:
     ("arguments", "said"),
     [
         (["--prot", "3"], "--prot is not a flag of quire serve. Did you mean --port?"),
-        (["--max_num_seq=3"], "Did you mean --max-num-seqs?"),
+        (["--max_nun_seqs=3"], "Did you mean --max-num-seqs?"),
         (["--tensor-paralel-size", "2"], "Did you mean --tensor-parallel-size?"),
         (["--qqqqqq"], "'quire serve --help' lists them"),
         (["-x"], "-x is not a flag of quire serve"),
@@ -210,6 +219,21 @@ def test_help_on_a_terminal_has_colours_unless_no_color(settings: dict[str, str]
     assert (b"\x1b[" in said) is is_coloured
 
 
+@pytest.mark.parametrize(
+    ("command", "usage"),
+    [
+        (["chat"], "quire chat [--model MODEL] [-h] [OPTIONS]"),
+        (["bench", "serve"], "quire bench serve [--model MODEL] [-h] [OPTIONS]"),
+        (["run-batch"], "quire run-batch [--model MODEL] [-h] [OPTIONS]"),
+        (["plan"], "quire plan [-h] [OPTIONS] MODEL"),
+    ],
+)
+def test_usage_shows_how_a_model_is_given(command: list[str], usage: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        main([*command, "--help"])
+    assert capsys.readouterr().out.splitlines()[0] == f"usage: {usage}"
+
+
 @pytest.mark.parametrize("flag", ["--help", "--help=model"])
 def test_help_says_no_default_that_says_nothing(capsys: pytest.CaptureFixture[str], flag: str) -> None:
     with pytest.raises(SystemExit):
@@ -240,6 +264,30 @@ def test_help_of_a_word_keeps_defaults_and_descriptions() -> None:
         assert SETTINGS[setting.name].description
 
 
+def test_help_lists_every_quantization_that_is_served() -> None:
+    described = SETTINGS["quantization"].description
+    assert [name for name in (*PARSERS, *AT_LOAD) if name not in described] == []
+
+
+def test_the_beginning_of_one_flag_alone_is_that_flag(capsys: pytest.CaptureFixture[str]) -> None:
+    assert config("--max-num-se=3", "--enforce", "--swap-sp", "2") == Config().with_values(
+        max_num_seqs=3, enforce_eager=True, swap_space=2.0
+    )
+    assert "warning: --max-num-se is read as --max-num-seqs" in capsys.readouterr().err
+    assert "--max-num is not a flag of quire serve" in error("--max-num", "3")  # several begin so
+
+
+def test_keys_of_a_json_flag_may_be_given_one_by_one() -> None:
+    asked = {"method": "ngram", "num_speculative_tokens": 5}
+    by_key = ["--speculative-config.method", "ngram", "m", "--speculative_config.num_speculative_tokens=5"]
+    assert config(*by_key) == Config().with_values(model="m", speculative_config=asked)
+    assert config("-sc.method", "ngram", "-sc.num_speculative_tokens", "5", "m") == config(*by_key)
+    deep = config("--hf-overrides.text_config.layers=2", "--hf-overrides.text_config.name", "a b")
+    assert deep.model.hf_overrides == {"text_config": {"layers": 2, "name": "a b"}}
+    assert "--hf-overrides.a needs a value" in error("--hf-overrides.a")
+    assert "--hf-overrides.a.b: a has a value already" in error("--hf-overrides.a=1", "--hf-overrides.a.b=2")
+
+
 # --- settings files -------------------------------------------------------------------------------------------------
 
 
@@ -249,11 +297,12 @@ def test_a_settings_file_is_read_and_flags_win(tmp_path: Path, capsys: pytest.Ca
         "model: ./here\nmax-num-seqs: 8\nmax_num_batched_tokens: 2k\nserved-model-name: [a, b]\n"
         "skip-tokenizer-init: true\nuse-tqdm-on-load: false\n"
         "override-generation-config:\n  top_k: 3\n  stop: [x]\nhost: null\n"
-        "decode-context-parallel-size: 1\n"
+        "decode-context-parallel-size: 1\nno-enable-prefix-caching: true\nno-disable-log-stats: true\n"
     )
     expected = Config().with_values(
         model="./here", max_num_seqs=8, max_num_batched_tokens=2000, served_model_name=("a", "b"),
-        skip_tokenizer_init=True, use_tqdm_on_load=False, override_generation_config={"top_k": 3, "stop": ["x"]},
+        skip_tokenizer_init=True, use_tqdm_on_load=False, enable_prefix_caching=False,
+        override_generation_config={"top_k": 3, "stop": ["x"]},
     )  # fmt: skip
     assert config("--config", str(file)) == expected
     assert "--decode-context-parallel-size has no effect" in capsys.readouterr().err

@@ -39,7 +39,6 @@ NEUTRAL = """
 --cudagraph-capture-sizes 1 2 4 | kernels are chosen
 --attention-backend FLASH_ATTN | kernels are chosen
 --max-num-partial-prefills 4 | as many prompts are read at once
---limit-mm-per-prompt {"image":0,"video":0} | reads and writes text alone
 --ignore-patterns a b | only files that are read are downloaded
 --code-revision main | code from a model's repository is never run
 --structured-outputs-config {"backend":"xgrammar"} | whitespace options
@@ -52,12 +51,11 @@ NEUTRAL = """
 REFUSED = """
 --decode-context-parallel-size 4 | --tensor-, --pipeline- and --data-parallel-size
 --fully-sharded-loras | adapters are of --dtype
---limit-mm-per-prompt {"image":1} | reads and writes text alone
 --structured-outputs-config {"disable_any_whitespace":true} | send whitespace options with the request
 --cpu-offload-gb 4 | --quantization fp8, or ranks on more cards, make room
---kv-transfer-config {"kv_connector":"X"} | --swap-space keeps preempted sequences
+--kv-transfer-config {"kv_connector":"X"} | --kv-offloading-size keeps KV blocks
 --enable-sleep-mode | weights stay in memory
---runner pooling | reads and writes text alone
+--task embed | give --runner and --convert in its place
 --rope-scaling {"rope_type":"yarn"} | write it into --hf-overrides
 --load-format pt | convert the checkpoint to safetensors
 --enable-log-outputs | answers are never logged

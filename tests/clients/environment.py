@@ -32,12 +32,12 @@ def environment(name: str, lists: Path = HERE) -> Path:
     return _directory(name, requirements, _install) / "bin"
 
 
-def npm_environment() -> Path:
-    """The directory with `node_modules` of what `npm/package.json` lists; made if it is not there. The test is skipped
+def npm_environment(name: str = "npm") -> Path:
+    """The directory with `node_modules` of what `NAME/package.json` lists; made if it is not there. The test is skipped
     where there is no npm."""
     if shutil.which("npm") is None:
         pytest.skip("npm is not installed")
-    return _directory("npm", HERE / "npm" / "package.json", _install_from_npm)
+    return _directory(name, HERE / name / "package.json", _install_from_npm)
 
 
 def _directory(name: str, packages: Path, install: Callable[[Path, Path], None]) -> Path:
@@ -67,25 +67,27 @@ def _install_from_npm(packages: Path, directory: Path) -> None:
     shutil.copy(packages, directory)
     npm = ["npm", "install", "--ignore-scripts", "--no-audit", "--no-fund", "--no-package-lock", "--silent"]
     subprocess.run(npm, cwd=directory, check=True, timeout=INSTALL_S)
-    for script in _PUT_PROGRAMS_IN_PLACE:  # npm runs scripts of packages or not, depending on its version
-        subprocess.run(["node", directory / "node_modules" / script], check=True, timeout=INSTALL_S)
+    for name in _PUT_PROGRAMS_IN_PLACE:  # npm runs scripts of packages or not, depending on its version
+        if (script := directory / "node_modules" / name).exists():
+            subprocess.run(["node", script], check=True, timeout=INSTALL_S)
 
 
-def run_script(name: str, url: str, key: str, *, timeout: float = 120) -> Any:
+def run_script(name: str, url: str, key: str, *arguments: str, timeout: float = 120) -> Any:
     """What a script of `scripts/` saw: it prints that as JSON in its last line.
 
     Args:
         url: The server's.
         key: An API key.
+        arguments: Further ones of this script.
     """
     program = [environment("frameworks") / "python", HERE / "scripts" / f"{name}.py"]
-    return _last_line([*program, url, key], timeout)
+    return _last_line([*program, url, key, *arguments], timeout)
 
 
-def run_npm_script(name: str, *arguments: str, timeout: float = 120) -> Any:
-    """What a script of `npm/` saw: it prints that as JSON in its last line."""
-    script = npm_environment() / f"{name}.mjs"  # beside the packages that it imports
-    shutil.copy(HERE / "npm" / script.name, script)
+def run_npm_script(name: str, *arguments: str, timeout: float = 120, packages: str = "npm") -> Any:
+    """What a script of the directory `packages` saw: it prints that as JSON in its last line."""
+    script = npm_environment(packages) / f"{name}.mjs"  # beside the packages that it imports
+    shutil.copy(HERE / packages / script.name, script)
     return _last_line(["node", script, *arguments], timeout)
 
 

@@ -14,11 +14,12 @@ from typing import Any
 
 POSITIONS = 131_072
 _START, _END = "<|im_start|>", "<|im_end|>"
-_HIDDEN = 512
-_PIECE = 12
+_HIDDEN_STEP = 64
+_PIECE = 24
 """Characters of a token of a script, or more where a shorter one would not be new."""
-_LAST_PIECE = 40
-"""Characters of the last one at most; long enough that calls, which end alike, differ in them."""
+_LAST_PIECE = 72
+"""Characters of the last one at most. It has 49 at least, wherever the others end: calls, which end alike, differ in
+them."""
 
 _TEMPLATE = """
 {%- set scripts = SCRIPTS %}
@@ -27,7 +28,9 @@ _TEMPLATE = """
 {{- '<|im_start|>system\\n# Tools\\nYou may call functions. Their signatures are within <tools></tools>:\\n<tools>' }}
 {%- for tool in tools %}
 {{- '\\n' + (tool | tojson) }}
-{%- if tool.function.name in scripts and not script.name %}{%- set script.name = tool.function.name %}{%- endif %}
+{%- endfor %}
+{%- for name in scripts if not script.name %}
+{%- if tools | selectattr('function.name', 'equalto', name) | list %}{%- set script.name = name %}{%- endif %}
 {%- endfor %}
 {{- '\\n</tools>\\nReturn each call as JSON within <tool_call></tool_call>.<|im_end|>\\n' }}
 {%- endif %}
@@ -58,16 +61,19 @@ def make_scripted_model(directory: Path, scripts: Mapping[str, Sequence[str]], a
     """Write a Llama checkpoint of one layer that follows scripts, and return its directory.
 
     Args:
-        scripts: By the name of a tool that the request offers: what the model writes first, after one tool result,
-            after two, and so on; the last text for all later turns.
+        scripts: By the name of a tool, the first one of them that the request offers: what the model writes first,
+            after one tool result, after two, and so on; the last text for all later turns.
         answer: What it writes where no such tool is offered.
     """
-    texts = {f"{name}-{turn}": text for name, turns in scripts.items() for turn, text in enumerate(turns)}
-    texts["answer"] = answer
+    marks: dict[str, str] = {}  # by the text: one that is written in several turns has one
+    for name, turns in scripts.items():
+        for turn, text in enumerate(turns):
+            marks.setdefault(text, f"{name}-{turn}")
+    texts = {mark: text for text, mark in marks.items()} | {"answer": answer}
     directory.mkdir(parents=True, exist_ok=True)
     chains, vocab_size = _write_tokenizer(directory, texts)
     _write_weights(directory, chains, vocab_size)
-    names = {name: [f"{name}-{turn}" for turn in range(len(turns))] for name, turns in scripts.items()}
+    names = {name: [marks[text] for text in turns] for name, turns in scripts.items()}
     (directory / "chat_template.jinja").write_text(_TEMPLATE.lstrip().replace("SCRIPTS", json.dumps(names)))
     return directory
 
@@ -109,9 +115,11 @@ def _write_weights(directory: Path, chains: Sequence[Sequence[int]], vocab_size:
     import torch
     from transformers import LlamaConfig, LlamaForCausalLM
 
+    steps = [step for chain in chains for step in itertools.pairwise(chain)]
+    hidden = -(-len(steps) // _HIDDEN_STEP) * _HIDDEN_STEP
     config = LlamaConfig(
         vocab_size=vocab_size,
-        hidden_size=_HIDDEN,
+        hidden_size=hidden,
         intermediate_size=32,
         num_hidden_layers=1,
         num_attention_heads=1,
@@ -127,10 +135,8 @@ def _write_weights(directory: Path, chains: Sequence[Sequence[int]], vocab_size:
         for name, parameter in model.named_parameters():
             parameter.fill_(1.0 if "norm" in name else 0.0)
         rows, columns = model.model.embed_tokens.weight, model.lm_head.weight
-        steps = [step for chain in chains for step in itertools.pairwise(chain)]
-        assert len(steps) <= _HIDDEN, "the scripts are too long"
         for place, (token, following) in enumerate(steps):
             rows[token, place] = 1.0
-            columns[following, place] = 4.0  # times the square root of _HIDDEN, which the norm makes of a 1
+            columns[following, place] = 4.0  # times the square root of the size, which the norm makes of a 1
     model.generation_config.eos_token_id = 0
     model.to(torch.bfloat16).save_pretrained(directory)

@@ -12,6 +12,7 @@ _NAMES = {
     "quire.cli.main": "supervisor",
     "quire.serving.api_server": "api",
     "quire.engine.start": "engine",
+    "quire.engine.early_start": "engine",
 }
 """By the module that a process runs; others keep the last part of theirs."""
 PROMPT_MALLOC = {"MALLOC_MMAP_THRESHOLD_": str(2**17), "MALLOC_TRIM_THRESHOLD_": str(2**17)}

@@ -22,6 +22,8 @@ from tests.e2e.faults.server import FaultyServer
 from tests.e2e.process_usage import descendants
 from tests.e2e.serve import QuireServe, stream_lines
 
+pytestmark = pytest.mark.long("operations")
+
 LONG = {"prompt": "the quick", "max_tokens": 450, "ignore_eos": True, "temperature": 0}
 JOIN_S = 240
 """Less than a test may take: a stream that does not end is seen."""
@@ -35,6 +37,13 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def server(checkpoint: Path) -> Iterator[QuireServe]:
+    with QuireServe(str(checkpoint), "--port", "0") as server:
+        yield server.wait_ready()
+
+
+@pytest.fixture(scope="module")
+def shared(checkpoint: Path) -> Iterator[QuireServe]:
+    """A server for tests that only look at it."""
     with QuireServe(str(checkpoint), "--port", "0") as server:
         yield server.wait_ready()
 
@@ -73,22 +82,22 @@ def texts_of(lines: Sequence[str]) -> list[str]:
     return texts
 
 
-def test_settings_are_said_with_reasons_and_the_api_process_has_no_torch(server: QuireServe) -> None:
-    assert "context     512 tokens: the model's limit" in server.log
-    assert "dtype       float32: the checkpoint's" in server.log
-    server.wait_line("try it")
-    start = server.log[: server.log.index("try it")]
+def test_settings_are_said_with_reasons_and_the_api_process_has_no_torch(shared: QuireServe) -> None:
+    assert "context     512 tokens: the model's limit" in shared.log
+    assert "dtype       float32: the checkpoint's" in shared.log
+    shared.wait_line("try it")
+    start = shared.log[: shared.log.index("try it")]
     assert len(start.splitlines()) <= 15, start
     logged = [line.split(maxsplit=2)[2] for line in start.splitlines() if line.startswith("INFO")]
     assert all(line.startswith(("Tool calls: ", "Reasoning: ")) for line in logged), "a library's own words"
-    maps = Path(f"/proc/{server.children()['api']}/maps").read_text()
+    maps = Path(f"/proc/{shared.children()['api']}/maps").read_text()
     assert "libtorch" not in maps
-    assert "libtorch" in Path(f"/proc/{server.children()['engine']}/maps").read_text()
+    assert "libtorch" in Path(f"/proc/{shared.children()['engine']}/maps").read_text()
 
 
-def test_the_api_process_does_not_interrupt_a_step_on_a_cpu(server: QuireServe) -> None:
+def test_the_api_process_does_not_interrupt_a_step_on_a_cpu(shared: QuireServe) -> None:
     """None of its threads that serve; the one that only waits for the parent's end is older."""
-    api, engine = (server.children()[name] for name in ("api", "engine"))
+    api, engine = (shared.children()[name] for name in ("api", "engine"))
     threads = schedulers(api)
     waiting = [thread for thread, scheduler in threads.items() if scheduler != os.SCHED_BATCH]
     assert threads[api] == os.SCHED_BATCH
@@ -105,9 +114,9 @@ def schedulers(process: int) -> dict[int, int]:
     return found
 
 
-def test_sockets_are_private(server: QuireServe) -> None:
+def test_sockets_are_private(shared: QuireServe) -> None:
     links = []
-    for found in Path(f"/proc/{server.children()['engine']}/fd").iterdir():
+    for found in Path(f"/proc/{shared.children()['engine']}/fd").iterdir():
         with contextlib.suppress(FileNotFoundError):  # closed meanwhile
             links.append(os.readlink(found))
     lines = [line.split() for line in Path("/proc/net/unix").read_text().splitlines() if "quire-" in line]
@@ -312,3 +321,25 @@ def test_a_truncated_weights_file_is_named(tmp_path: Path, checkpoint: Path) -> 
     with QuireServe(str(directory), "--port", "0") as server:
         assert server.wait() == 4
         assert "model.safetensors" in server.last_line
+
+
+def test_what_an_engine_has_computed_outlives_it(checkpoint: Path) -> None:
+    """Its successor loads the blocks from the host, though none had left the device."""
+    body = {"prompt": list(range(3, 93)), "max_tokens": 12, "temperature": 0, "ignore_eos": True}
+    flags = "--port", "0", "--dtype", "float32", "--kv-offloading-size", "0.01", "--block-size", "8"
+    with QuireServe(str(checkpoint), *flags) as server:
+        server.wait_ready()
+        before = server.post("/v1/completions", body).json()
+        deadline = time.monotonic() + JOIN_S
+        while not re.search(r"kv_offload_blocks{.*} 1[12].0", httpx.get(server.url + "/metrics", timeout=60).text):
+            assert time.monotonic() < deadline, server.log  # the engine is idle, and soon copies the last ones
+            time.sleep(0.05)
+        os.kill(server.children()["engine"], signal.SIGKILL)
+        server.wait_line("engine process died: it was ended by SIGKILL")
+        after = server.post("/v1/completions", body).json()  # waits for the next engine
+        assert after["choices"][0]["text"] == before["choices"][0]["text"]
+        assert after["usage"]["prompt_tokens_details"]["cached_tokens"] >= 80
+        metrics = httpx.get(server.url + "/metrics", timeout=60).text
+        assert re.search(r"vllm:external_prefix_cache_hits_total{.*} 8\d.0", metrics), metrics
+        server.signal()
+        assert server.wait() == 0

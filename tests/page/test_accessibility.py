@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import pytest
@@ -11,6 +12,12 @@ from tests.page.visitor import Visitor
 
 pytestmark = pytest.mark.long("operations")
 
+STREAM = "text/event-stream"
+TEXT = "\\[x^2\\]\n\n- [x] done\n\n| a |\n|---|\n| b |\n\n```python\ncode\n```\n\n> said"
+DELTA = {"choices": [{"index": 0, "delta": {"reasoning": "Well …", "content": TEXT}, "finish_reason": None}]}
+USAGE = {"choices": [], "usage": {"prompt_tokens": 2_000, "completion_tokens": 40}}
+ALL_KINDS = "".join(f"data: {json.dumps(part)}\n\n" for part in (DELTA, USAGE))
+"""An answer of all kinds of text that fills the context and breaks off."""
 DESKTOP, PHONE = (1440, 900), (390, 844)
 
 
@@ -22,13 +29,20 @@ def test_axe_finds_nothing_serious(
     browser: Any, server: QuireServe, scheme: str, size: tuple[int, int], view: str
 ) -> None:
     axe = pytest.importorskip("axe_playwright_python.sync_playwright", reason="axe-playwright-python is not installed")
-    with Visitor(browser, server, size=size, color_scheme=scheme, bypass_csp=True) as visitor:
+    has_settings = (scheme, size) == ("light", DESKTOP)  # else the list of conversations is open there
+    with Visitor(
+        browser, server, size=size, has_settings=has_settings, color_scheme=scheme, bypass_csp=True
+    ) as visitor:
         page = visitor.page
-        if size == DESKTOP:
+        if has_settings:
             page.check("[name=logprobs]")
             page.check("[name=use_tools]")
         page.evaluate("document.querySelector('[name=temperature]').value = '0'")
         visitor.ask("What is the weather in Paris?")
+        page.route("**/v1/chat/completions", lambda route: route.fulfill(body=ALL_KINDS, content_type=STREAM))
+        visitor.ask("Show me everything.")
+        page.locator(".regenerate").last.click()
+        visitor.wait_for("document.querySelector('.math .katex') && document.querySelector('.branches')")
         page.locator(f"input[value={view}]").check(force=True)
         found = axe.Axe().run(page, options={"resultTypes": ["violations"]}).response["violations"]
         assert [(one["impact"], one["id"], one["nodes"][0]["html"]) for one in found] == []

@@ -26,6 +26,12 @@ NOTE_WHAT_IS_SHOWN = """() => {
   const note = () => shown.push(list.querySelector(".turn.assistant .text")?.innerText.trim());
   new MutationObserver(note).observe(list, { childList: true, subtree: true });
 }"""
+ALL_THAT_IS_KEPT = """async () => {
+  const main = document.querySelector("script[src]").src;
+  const { ConversationStore } = await import(main.replace("main.js", "conversation_store.js"));
+  return await new ConversationStore().exported() + JSON.stringify(localStorage) + document.cookie;
+}"""
+"""Beyond the tab."""
 
 
 def test_an_answer_streams_in_with_what_it_took(visitor: Visitor, server: FaultyServer) -> None:
@@ -67,7 +73,7 @@ def test_an_answer_is_stopped_and_asked_for_again(visitor: Visitor) -> None:
     visitor.wait_for("document.querySelector('#send').textContent === 'Send'")
     assert again.value.post_data_json["messages"] == sent["messages"]
     assert len(visitor.answers) == 1
-    assert "+ 7 tokens · cut at its longest" in page.inner_text(".figures")
+    assert "+ 7 tokens · cut at max tokens" in page.inner_text(".figures")
     page.click("#new-chat")
     assert visitor.answers == []
 
@@ -216,7 +222,29 @@ def test_a_heading_has_words(visitor: Visitor) -> None:
 
 
 def test_long_texts_without_an_end_take_no_long_time(visitor: Visitor) -> None:
-    pieces = ["*a ", "**", "[", "`", "_a", "[x](", "<http://", "~~", "> ", "- ", "|", "#", " ", "(", "``` "]
+    pieces = [
+        "*a ",
+        "**",
+        "[",
+        "`",
+        "_a",
+        "[x](",
+        "<http://",
+        "~~",
+        "> ",
+        "- ",
+        "|",
+        "#",
+        " ",
+        "(",
+        "``` ",
+        "$a ",
+        "$$",
+        r"\(a ",
+        "\\[\n\n",
+        "$$\n",
+        r"\begin{align}a",
+    ]
     script = """async pieces => {
       const { markdown } = await import(document.querySelector("script[src]").src.replace("main.js", "markdown.js"));
       const took = {};
@@ -238,13 +266,19 @@ def test_the_page_asks_for_a_key_where_one_is_needed(browser: Any, server: Quire
         page = visitor.page
         page.wait_for_selector("#key-dialog[open]")
         assert "Needs an API key" in page.inner_text("#stream-state")
+        assert page.is_hidden("#key-refused")
+        page.fill("#key", "wrong")
+        page.press("#key", "Enter")
+        page.wait_for_selector("#key-refused:not([hidden])")
         page.fill("#key", KEY)
         page.press("#key", "Enter")
         visitor.wait_for("document.querySelector('#model').value === 'quill'")
         visitor.wait_for("document.querySelector('#stream-state').textContent === 'Live'")
         visitor.ask(CAPITAL)
         assert "Paris" in visitor.answers[-1]
-        assert page.evaluate("JSON.stringify(localStorage) + document.cookie") == "{}"
+        kept = page.evaluate(ALL_THAT_IS_KEPT)
+        assert CAPITAL in kept
+        assert KEY not in kept
 
 
 def test_an_error_is_said_and_the_next_question_goes_on(visitor: Visitor) -> None:

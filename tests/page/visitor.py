@@ -32,6 +32,7 @@ class Visitor:
         server: What serves the page.
         key: Kept by the page already; "" for none.
         size: Of the window, in pixels.
+        has_settings: Whether the settings are open already, as somebody left them; else they are as at the first visit.
         lists_models: Whether the page gets the list of models; else it waits for it.
         options: Of Playwright's context.
 
@@ -45,6 +46,7 @@ class Visitor:
         server: QuireServe,
         key: str = KEY,
         size: tuple[int, int] = (1440, 900),
+        has_settings: bool = True,
         lists_models: bool = True,
         **options: Any,
     ) -> None:
@@ -56,6 +58,8 @@ class Visitor:
         self._context.grant_permissions(["clipboard-read", "clipboard-write"])
         if key:
             self._context.add_init_script(f"sessionStorage['quire-key'] ??= '{key}'")
+        if has_settings:
+            self._context.add_init_script("localStorage['quire-side'] ??= 'settings'")
         self._context.on("request", self._note_request)
         self.page = self._context.new_page()
         self.page.set_default_timeout(WAIT_MS)
@@ -103,8 +107,9 @@ class Visitor:
 
     def copied(self, button: str) -> str:
         """What the last button of this name puts into the clipboard."""
-        self.page.locator(".foot button", has_text=button).last.click()
-        self.wait_for(f"[...document.querySelectorAll('.foot button')].every(one => one.textContent !== {button!r})")
+        buttons = ".assistant .foot button"
+        self.page.locator(buttons, has_text=button).last.click()
+        self.wait_for(f"[...document.querySelectorAll('{buttons}')].every(one => one.textContent !== {button!r})")
         text: str = self.page.evaluate("navigator.clipboard.readText()")
         return text
 

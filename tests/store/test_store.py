@@ -97,6 +97,18 @@ def test_a_path_that_cannot_be_used_is_said_at_once(tmp_path: Path) -> None:
     store.close()
 
 
+def test_a_store_that_is_opened_leaves_the_locks_of_its_process_alone(path: Path) -> None:
+    """Another process would take the file for nobody's, and remove what its connections share."""
+    stores = [Store(path, LIMITS), Store(path, LIMITS)]
+    for store in stores:
+        store.open_now()
+    alone = "import sqlite3, sys; print(*sqlite3.connect(sys.argv[1], timeout=0).execute('PRAGMA journal_mode=DELETE'))"
+    other = subprocess.run([sys.executable, "-c", alone, str(path)], capture_output=True, text=True)
+    assert "database is locked" in other.stderr, other.stdout
+    for store in stores:
+        store.close()
+
+
 def test_two_processes_write_at_once(path: Path) -> None:
     code = """
 import asyncio, sys

@@ -27,3 +27,19 @@ def test_without_a_tokenizer_nothing_that_needs_text_is_said(text: bool, capsys:
     said = capsys.readouterr().err
     assert ("chat in a browser" in said) == ("/v1/chat/completions" in said) == text
     assert ("/inference/v1/generate" in said) == (not text)
+
+
+@pytest.mark.parametrize(
+    ("task", "path"),
+    [("embed", "/v1/embeddings"), ("classify", "/classify"), ("score", "/rerank"), ("token_embed", "/pooling")],
+)
+@pytest.mark.parametrize("text", [True, False])
+def test_a_model_without_text_is_tried_where_it_answers(
+    task: str, path: str, text: bool, capsys: pytest.CaptureFixture[str]
+) -> None:
+    config = Config().with_values(device="cpu", skip_tokenizer_init=not text)
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        announce_ready(config, listener, 2.0, {}, 0, task)
+    said = capsys.readouterr().err
+    assert (path if text else "/pooling") in said
+    assert "chat" not in said

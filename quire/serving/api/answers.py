@@ -6,7 +6,7 @@ A stream has a first chunk, text, an end for each choice, usage if it is asked f
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -15,6 +15,7 @@ import msgspec
 from quire.foundation.messages.workers import TokenLogprobs
 from quire.serving.api.chat_serializer import finish_fields, token_ids_field
 from quire.serving.api.json_pieces import encode_in_slices
+from quire.serving.api.stream_response import EVENT_STREAM
 from quire.serving.api.token_fields import (
     PromptFields,
     TokenNames,
@@ -26,7 +27,6 @@ from quire.serving.api.token_fields import (
 from quire.text.deltas import ChoiceDelta
 from quire.text.output_parsers.events import ContentDelta, OutputEvent
 
-EVENT_STREAM = "text/event-stream"
 DONE = b"data: [DONE]\n\n"
 _ANY_TEXT = "\0"
 _encode = msgspec.json.Encoder().encode
@@ -50,7 +50,8 @@ class Choices(Protocol):
 
 class SseChunks:
     """The AnswerFormat of OpenAI's endpoints. `head` begins the body and every chunk; `usage` says whether token counts
-    stand in a chunk of their own at the end, and whether in all chunks."""
+    stand in a chunk of their own at the end, and whether in all chunks. `metrics` has the times of the request, if they
+    are reported."""
 
     media_type = EVENT_STREAM
 
@@ -60,17 +61,20 @@ class SseChunks:
         serializer: Serializer,
         choices: Choices,
         usage: tuple[bool, bool],
+        metrics: Callable[[], dict[str, Any]] | None = None,
     ) -> None:
         self._head = head
         self._serializer = serializer
         self._choices = choices
         self._last_usage, self._every_usage = usage
+        self._metrics = metrics
         self._text_only = serializer.text_only and not self._every_usage
         self._around_text: dict[int, tuple[bytes, bytes]] = {}  # by choice, of those that have begun
 
     async def body(self) -> dict[str, Any]:
         outputs = await self._choices.collect()
-        return {**self._head, **await self._serializer.body(outputs), "usage": self._choices.usage()}
+        body = await self._serializer.body(outputs)
+        return {**self._head, **body, "usage": self._choices.usage(), **self._metrics_field()}
 
     def delta(self, index: int, gained: ChoiceDelta) -> bytes:
         data = b""
@@ -91,9 +95,13 @@ class SseChunks:
         return data
 
     def end(self) -> bytes:
-        if not self._last_usage:
+        if not self._last_usage and self._metrics is None:
             return DONE
-        return event({**self._head, "choices": [], "usage": self._choices.usage()}) + DONE
+        usage = {"usage": self._choices.usage()} if self._last_usage else {}
+        return event({**self._head, "choices": [], **usage, **self._metrics_field()}) + DONE
+
+    def _metrics_field(self) -> dict[str, Any]:
+        return {} if self._metrics is None else {"metrics": self._metrics()}
 
     def error(self, body: dict[str, Any]) -> bytes:
         return event(body) + DONE

@@ -9,18 +9,19 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
-from quire.errors import RequestError
+from quire.errors import ConfigError, RequestError
 from quire.foundation.config import ServerConfig
 from quire.foundation.messages.to_engine import ThinkingBudget
 from quire.sampling_params import SamplingParams
-from quire.serving.api.schemas.tools import ToolUse
+from quire.serving.api.schemas.custom_tools import custom_input
+from quire.serving.api.schemas.tools import StrictLevel, ToolUse
 from quire.structured_outputs_params import StructuredOutputsParams
 from quire.text.deltas import ChoiceDelta
 from quire.text.hints import HintLog
 from quire.text.model_text import ModelText
 from quire.text.output_parsers.call_grammar import call_grammar, reasoning_in_front
 from quire.text.output_parsers.detection import Detection, detect_reasoning_parser, detect_tool_parser
-from quire.text.output_parsers.events import OutputEvent, ToolCallDelta, ToolCallStart
+from quire.text.output_parsers.events import OutputEvent, ReasoningDelta, Tool, ToolCallDelta, ToolCallStart
 from quire.text.output_parsers.formats import Turn
 from quire.text.output_parsers.registry import create_parser, special_tokens
 from quire.text.output_parsers.scanner import OutputParser
@@ -33,40 +34,78 @@ logger = logging.getLogger(__name__)
 @dataclass(frozen=True)
 class OutputParsing:
     """How the choices of a request are parsed. `shown_tokens` are special tokens that the parser reads, whatever
-    `skip_special_tokens` says; with `one_call` a choice ends behind its first call."""
+    `skip_special_tokens` says; with `one_call` a choice ends behind its first call. `custom` are names of tools whose
+    input is text."""
 
     make_parser: Callable[[], OutputParser]
     shown_tokens: frozenset[int] = frozenset()
     one_call: bool = False
+    custom: frozenset[str] = frozenset()
 
 
 class ChoiceParser:
-    """Parses one choice while it is generated."""
+    """Parses one choice while it is generated. `reasoning_tokens` are how many of its tokens were reasoning."""
 
     def __init__(self, parsing: OutputParsing) -> None:
         self._parsing = parsing
         self._parser = parsing.make_parser()
         self._called = False
+        self._custom: tuple[int, list[str]] | None = None  # the open call of a custom tool, and its arguments so far
+        self._reasons = False  # up to the last event
+        self.reasoning_tokens = 0
 
     def parse(self, gained: ChoiceDelta) -> None:
         """Set the events of what was gained, and `tool_calls` for a choice that stopped behind a call."""
         events = self._parser.feed(gained.text) if gained.text else []
         if gained.finish_reason is not None:
-            events += self._parser.finish()
+            events += self._parser.finish(whole=gained.finish_reason == "stop")
         gained.events = []
         for event in events:
             if self._parsing.one_call and isinstance(event, ToolCallStart | ToolCallDelta) and event.index > 0:
                 gained.finish_reason, gained.stop_reason = "stop", None
                 break
-            gained.events.append(self._identified(event))
+            gained.events += self._with_input(self._identified(event))
+        if gained.finish_reason is not None:
+            gained.events += self._input()
+        self._count_reasoning(gained)
         if gained.finish_reason == "stop" and self._called:
             gained.finish_reason = "tool_calls"
+
+    def _count_reasoning(self, gained: ChoiceDelta) -> None:
+        """Count the new tokens by their events: those without an event, a tag for one, belong to what was there before;
+        of those that bring reasoning and what follows it, as many as the text has parts."""
+        if not gained.events:
+            self.reasoning_tokens += len(gained.tokens) * self._reasons
+            return
+        thought = sum(len(event.text) for event in gained.events if isinstance(event, ReasoningDelta))
+        self._reasons = isinstance(gained.events[-1], ReasoningDelta)
+        if thought:
+            whole = thought if self._reasons else max(len(gained.text), thought)
+            self.reasoning_tokens += round(len(gained.tokens) * thought / whole)
 
     def _identified(self, event: OutputEvent) -> OutputEvent:
         if not isinstance(event, ToolCallStart):
             return event
         self._called = True
-        return replace(event, id=event.id or f"call_{uuid.uuid4().hex[:24]}")
+        custom = event.name in self._parsing.custom
+        return replace(event, id=event.id or f"call_{uuid.uuid4().hex[:24]}", custom=custom)
+
+    def _with_input(self, event: OutputEvent) -> list[OutputEvent]:
+        """An event, and before it the input of the custom call that it ends; the arguments of an open one wait."""
+        if self._custom is not None and isinstance(event, ToolCallDelta) and event.index == self._custom[0]:
+            self._custom[1].append(event.arguments)
+            return []
+        before = self._input()
+        if isinstance(event, ToolCallStart) and event.custom:
+            self._custom = (event.index, [])
+        return [*before, event]
+
+    def _input(self) -> list[OutputEvent]:
+        """The input of the open custom call, which ends."""
+        if self._custom is None:
+            return []
+        (index, written), self._custom = self._custom, None
+        return [ToolCallDelta(index, custom_input("".join(written)), custom=True)]
 
 
 @dataclass(frozen=True)
@@ -92,7 +131,8 @@ class ChatParsers:
         known = tools.tools if tools is not None else ()
         make = partial(create_parser, tool_parser, self.reasoning_parser, tools=known, turn=turn, calls_or_form=formed)
         one_call = tools is not None and not tools.parallel
-        return OutputParsing(make, self._shown(tool_parser), one_call)
+        custom = tools.custom if tools is not None else frozenset()
+        return OutputParsing(make, self._shown(tool_parser), one_call, custom)
 
     def constraint(
         self, tools: ToolUse, turn: Turn, form: Mapping[str, Any] | None = None
@@ -108,6 +148,7 @@ class ChatParsers:
             self.tool_parser,
             tools.tools,
             must_call=tools.must_call,
+            every_schema=tools.level == "parameter",
             parallel=tools.parallel,
             form=form,
             reasoning_parser=self.reasoning_parser,
@@ -165,4 +206,18 @@ def choose_parsers(server: ServerConfig, text: ModelText) -> ChatParsers:
     special_tokens(tool_parser.name, reasoning_parser.name)  # both exist
     for what, parser in (("Tool calls", tool_parser), ("Reasoning", reasoning_parser)):
         logger.info("%s: %s (%s)", what, parser.name or "not read", parser.reason)
-    return ChatParsers(tool_parser.name, reasoning_parser.name, server.enable_auto_tool_choice, text.tokenizer)
+    parsers = ChatParsers(tool_parser.name, reasoning_parser.name, server.enable_auto_tool_choice, text.tokenizer)
+    if server.tool_strict_level != "auto":
+        _check_enforced(parsers, server.tool_strict_level)
+    return parsers
+
+
+def _check_enforced(parsers: ChatParsers, level: StrictLevel) -> None:
+    try:
+        parsers.constraint(ToolUse((Tool("any"),), level=level), Turn())
+    except RequestError as error:
+        raise ConfigError(
+            f"--tool-strict-level {level}: calls in the format '{parsers.tool_parser}' cannot be enforced yet: leave "
+            "it out.",
+            param="tool_strict_level",
+        ) from error

@@ -19,11 +19,13 @@ from quire.text.output_parsers.events import (
 
 @dataclass(frozen=True)
 class ToolCall:
-    """A call of a function; `arguments` is JSON text, as the model wrote it."""
+    """A call of a function, with JSON text as its `arguments`, as the model wrote it; or of a `custom` tool, of which
+    they are the input."""
 
     id: str
     name: str
     arguments: str
+    custom: bool = False
 
 
 @dataclass(frozen=True)
@@ -52,7 +54,7 @@ def assistant_message(output: Sequence[OutputEvent]) -> AssistantMessage:
                 arguments[index] = []
             case ToolCallDelta(index, piece):
                 arguments[index].append(piece)
-    calls = (ToolCall(start.id or "", start.name, "".join(arguments[start.index])) for start in starts)
+    calls = (ToolCall(start.id or "", start.name, "".join(arguments[start.index]), start.custom) for start in starts)
     return AssistantMessage("".join(content), "".join(reasoning), tuple(calls))
 
 
@@ -112,9 +114,10 @@ class ChatSerializer:
                 return {"content": text}
             case ReasoningDelta(text):
                 return {"reasoning": text, "reasoning_content": text} if self.reasoning else {}
-            case ToolCallStart(index, name, call_id):
-                function = {"name": name, "arguments": ""}
-                return {"tool_calls": [{"index": index, "id": call_id, "type": "function", "function": function}]}
+            case ToolCallStart(index, name, call_id, custom):
+                return {"tool_calls": [{"index": index, "id": call_id, **called(name, "", custom=custom)}]}
+            case ToolCallDelta(index, text, custom=True):
+                return {"tool_calls": [{"index": index, "custom": {"input": text}}]}
             case ToolCallDelta(index, arguments):
                 return {"tool_calls": [{"index": index, "function": {"arguments": arguments}}]}
 
@@ -147,10 +150,16 @@ class ChatSerializer:
             fields |= {"reasoning": said.reasoning, "reasoning_content": said.reasoning}
         if said.tool_calls:
             fields["tool_calls"] = [
-                {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": call.arguments}}
-                for call in said.tool_calls
+                {"id": call.id, **called(call.name, call.arguments, custom=call.custom)} for call in said.tool_calls
             ]
         return fields
+
+
+def called(name: str, arguments: str, *, custom: bool) -> dict[str, Any]:
+    """What a call says of the function, or of the custom tool and its input."""
+    if custom:
+        return {"type": "custom", "custom": {"name": name, "input": arguments}}
+    return {"type": "function", "function": {"name": name, "arguments": arguments}}
 
 
 def token_ids_field(tokens: list[int], shown: bool) -> dict[str, Any]:

@@ -9,14 +9,18 @@ from typing import Any
 
 import msgspec
 
+from quire.engine.structured_output.messages import LenientSchema
 from quire.errors import RequestError
 from quire.foundation.config import ServerConfig
+from quire.foundation.messages.to_engine import MediaSpan
+from quire.media.model_images import ImageSettings
 from quire.sampling_params import SamplingParams
 from quire.serving.api.chat_parsers import ChatParsers, OutputParsing
+from quire.serving.api.images import AskedImages, RequestImages
 from quire.serving.api.json_pieces import check_answer_size
 from quire.serving.api.prompt_renderer import Conversation, PromptRenderer
 from quire.serving.api.request_choices import RequestChoices
-from quire.serving.api.schemas.chat import ChatRequest
+from quire.serving.api.schemas.chat import ChatRequest, SeenImages
 from quire.serving.api.schemas.known_fields import fields_named
 from quire.serving.api.schemas.tools import ToolUse, shown_tools, tool_use
 from quire.serving.api.session.session import EngineSession
@@ -48,6 +52,12 @@ class ChatService:
     text: ModelText
     renderer: PromptRenderer
     parsers: ChatParsers = field(default_factory=ChatParsers)
+    images: RequestImages | None = None
+
+    @property
+    def sees(self) -> bool:
+        """Whether the model sees images."""
+        return self.images is not None and self.images.are_served
 
     async def start(self, fields: ChatRequest) -> tuple[ChatPrompt, RequestChoices]:
         """Prepare a request and run it. Returns the prompt, and the running answers, which must be closed."""
@@ -66,18 +76,22 @@ class ChatService:
         """Check a request and render its conversation; nothing runs yet. Raises a RequestError that names a wrong
         field, or UnavailableError if no work is taken now."""
         with fields_named(fields.field_names):
-            return await self._prepare(fields, self.session.submission.longest)
+            input_processor = self.session.input_processor
+            input_processor.check_generates()
+            return await self._prepare(fields, input_processor.longest)
 
     async def _prepare(self, fields: ChatRequest, longest: int) -> ChatPrompt:
         has_text = self.text.tokenizer is not None
         params = fields.sampling(
             self.text.defaults, text=has_text, max_tokens=fields.longest, logprobs=fields.num_logprobs
         )
-        tools = tool_use(fields.tools, fields.tool_choice, parallel=fields.parallel_tool_calls)
+        level, parallel = self.server.tool_strict_level, fields.parallel_tool_calls
+        tools = tool_use(fields.tools, fields.tool_choice, parallel=parallel, level=level)
         if tools is not None and fields.use_beam_search:
             raise RequestError("tools cannot be combined with use_beam_search: leave one of them out.", param="tools")
-        text = await self.renderer.render(self._conversation(fields))
-        tokens = await self.renderer.encode(text, bool(fields.add_special_tokens), longest, fields.kept_tokens(longest))
+        if tools is not None and any(tool.has_lark for tool in fields.tools or ()):
+            self.text.hints.drop("a tool's grammar of syntax lark", "the model is shown it, and not held to it")
+        text, tokens, media = await self.rendered(fields, longest)
         if fields.longest is None:
             params = self.text.defaults.limit_chat(params, longest - len(tokens))
         check_answer_size(
@@ -97,7 +111,29 @@ class ChatService:
         if tools is None and params.structured_outputs is not None:
             behind = self.parsers.before_form(turn)
         options = fields.options() | await self.output_options(params, turn, behind)
+        if media:
+            options["media"] = media
+        if tools is not None and options.get("lenient"):
+            options["lenient"] = _of_calls(options["lenient"], tools)
         return ChatPrompt(tokens, params, options, parsing, may_call=tools is not None, form_begins_late=bool(behind))
+
+    async def rendered(self, fields: ChatRequest, longest: int) -> tuple[str, list[int], list[MediaSpan]]:
+        """Return a conversation as text, as tokens, and its images. Raises RequestError if it cannot be rendered."""
+        seen = None
+        if self.images is not None and self.images.token is not None:
+            seen = SeenImages(await self.renderer.decode([self.images.token]))
+        text = await self.renderer.render(self.conversation(fields), seen)
+        if self.images is None or seen is None or not seen.parts:
+            special, kept = bool(fields.add_special_tokens), fields.kept_tokens(longest)
+            return text, await self.renderer.encode(text, special, longest, kept), []
+        for name in ("truncate_prompt_tokens", "use_beam_search"):
+            if getattr(fields, name):
+                raise RequestError(f"{name} cannot be combined with images: leave one of them out.", param=name)
+        self.images.check_count(seen.parts, longest)
+        tokens = await self.renderer.encode(text, bool(fields.add_special_tokens), longest)
+        settings = ImageSettings.of(fields.mm_processor_kwargs, fields.media_io_kwargs)
+        asked = AskedImages(settings, f"{fields.tenant} {fields.cache_salt or ''}")
+        return text, *await self.images.placed(tokens, seen.parts, asked)
 
     async def output_options(
         self, params: SamplingParams, turn: Turn | None = None, behind: str = ""
@@ -112,12 +148,14 @@ class ChatService:
             **await self.session.grammars.options(params, behind),
         }
 
-    async def run(self, fields: ChatRequest, prompt: ChatPrompt) -> RequestChoices:
-        """Start a request that was prepared. The choices must be closed. Raises RequestError if no engine could run it,
-        and UnavailableError if no work is taken now."""
-        names = fields.field_names
+    async def run(
+        self, fields: ChatRequest, prompt: ChatPrompt, part_of: RequestChoices | None = None
+    ) -> RequestChoices:
+        """Start a request that was prepared, or another part of one. The choices must be closed. Raises RequestError if
+        no engine could run it, and UnavailableError if no work is taken now."""
+        names, first = fields.field_names, None if part_of is None else part_of.collector
         with fields_named(names):
-            collector = await self.session.add_request([prompt.tokens], prompt.params, **prompt.options)
+            collector = await self.session.add_request([prompt.tokens], prompt.params, part_of=first, **prompt.options)
         return RequestChoices(self.session, collector, self.text.tokenizer, parsing=prompt.parsing, names=names)
 
     async def _constrained(self, params: SamplingParams, tools: ToolUse | None, turn: Turn) -> SamplingParams:
@@ -130,7 +168,9 @@ class ChatService:
         schema = None if form is None else _schema(form)
         return msgspec.structs.replace(params, structured_outputs=self.parsers.constraint(tools, turn, schema))
 
-    def _conversation(self, fields: ChatRequest) -> Conversation:
+    def conversation(self, fields: ChatRequest) -> Conversation:
+        """What a request shows to the chat template; raises RequestError for a template of its own that this server
+        does not trust."""
         own, asked = self.text.chat_template, fields.chat_template
         is_trusted = self.server.trust_request_chat_template or (own is not None and asked in own.names)
         if asked is not None and not is_trusted:
@@ -139,17 +179,27 @@ class ChatService:
                 f"chat_template needs a server with --trust-request-chat-template{named}: leave it out.",
                 param="chat_template",
             )
+        effort = fields.reasoning_effort
         hidden = fields.tool_choice == "none" and self.server.exclude_tools_when_tool_choice_none
         return Conversation(
             fields.messages,
             add_generation_prompt=fields.add_generation_prompt,
             continue_final_message=fields.continue_final_message,
             variables=fields.chat_template_kwargs or {},
-            reasoning_effort=fields.reasoning_effort,
+            reasoning_effort=effort and self.server.reasoning_effort_map.get(effort, effort),
             tools=() if hidden else shown_tools(fields.tools or ()),
             documents=fields.documents or (),
             template=fields.chat_template,
         )
+
+
+def _of_calls(lenient: Sequence[LenientSchema], tools: ToolUse) -> list[LenientSchema]:
+    """The schemas with the parameters of each tool, of which the grammar may have had parts."""
+    parameters = {tool.name: json.dumps(tool.parameters) for tool in tools.tools}
+    return [
+        msgspec.structs.replace(each, schema=parameters[each.tool]) if each.tool in parameters else each
+        for each in lenient
+    ]
 
 
 def _schema(form: StructuredOutputsParams) -> Mapping[str, Any]:

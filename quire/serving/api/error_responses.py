@@ -31,7 +31,7 @@ _DETAILS = {"thread": {"error_code": "thread_unsupported_request", "unsupported"
 """Details of errors about a field: with these Anthropic's SDKs send the conversation without it."""
 _WRONG_METHOD = "This route does not take this method. GET /docs lists all routes."
 UNKNOWN = "There is no such route. GET /docs lists all of them."
-_NOT_SERVED = "{path} is not served yet: this server generates text. GET /docs lists all routes."
+_NOT_SERVED = "{path} is not served yet: this server works on text. GET /docs lists all routes."
 _OPERATORS = "{path} is there with --api-key, or in developer mode (VLLM_SERVER_DEV_MODE=1) only."
 _ADAPTERS = (
     "{path} is there with --enable-lora and one of --api-key, VLLM_ALLOW_RUNTIME_LORA_UPDATING=1 and developer mode "
@@ -43,13 +43,9 @@ _REASONS = {
     "{path} is there in developer mode (VLLM_SERVER_DEV_MODE=1) only.": ("/debug/counts",),
     "{path} is there with --enable-tokenizer-info-endpoint only.": ("/tokenizer_info",),
     "{path} is switched off by --disable-fastapi-docs.": ("/docs", "/redoc", "/openapi.json"),
-    "Embeddings are not served yet. GET /docs lists all routes.": (
-        "/v1/embeddings", "/v2/embed", "/api/embed", "/api/embeddings",
-    ),
     _NOT_SERVED: (
-        "/v1/score", "/score", "/v1/rerank", "/v2/rerank", "/rerank", "/pooling", "/classify", "/v1/moderations",
-        "/generative_scoring", "/v1/audio/transcriptions", "/v1/audio/translations", "/v1/audio/speech",
-        "/v1/images/generations", "/v1/images/edits", "/v1/realtime",
+        "/v1/moderations", "/generative_scoring", "/v1/audio/speech", "/v1/images/generations", "/v1/images/edits",
+        "/v1/realtime",
     ),
     "{path} is not served yet. GET /docs lists all routes.": (
         "/sleep", "/wake_up", "/is_sleeping", "/start_profile", "/stop_profile", "/abort_requests", "/collective_rpc",

@@ -1,4 +1,4 @@
-"""uvicorn as Quire uses it: request heads of bounded size that arrive in time, TLS, no signal handlers of its own.
+"""uvicorn as Quire uses it: request heads of bounded size that arrive in time, no signal handlers of its own.
 
 uvicorn reads heads of any size for as long as the client likes. What is refused before there is a request is answered
 here, as an OpenAI error body. Owns also how clients of HTTP/1.0 are answered. Knows no application.
@@ -16,7 +16,7 @@ import msgspec
 import uvicorn
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol, RequestResponseCycle
 
-from quire.errors import ConfigError, RequestError
+from quire.errors import RequestError
 from quire.foundation.config import ServerConfig
 from quire.foundation.processes import garbage
 from quire.serving.api.event_loop import MeasuredLoop
@@ -51,22 +51,6 @@ class HttpServer(uvicorn.Server):
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         await super().startup(sockets)
         garbage.begin_serving()
-
-
-def load_tls(config: uvicorn.Config) -> None:
-    """Read keys and certificates, so that a ConfigError says in a line what is wrong with them."""
-    if (config.ssl_keyfile or config.ssl_ca_certs or config.ssl_cert_reqs) and not config.ssl_certfile:
-        raise ConfigError(
-            "--ssl-keyfile, --ssl-ca-certs and --ssl-cert-reqs need --ssl-certfile.", param="ssl_certfile"
-        )
-    if config.ssl_cert_reqs and not config.ssl_ca_certs:
-        raise ConfigError("--ssl-cert-reqs needs --ssl-ca-certs: no certificate would be good.", param="ssl_ca_certs")
-    try:
-        config.load()
-    except OSError as error:  # ssl.SSLError is one
-        raise ConfigError(
-            f"The files of --ssl-keyfile, --ssl-certfile and --ssl-ca-certs cannot be used: {error}."
-        ) from error
 
 
 def uvicorn_config(app: object, server: ServerConfig) -> uvicorn.Config:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import secrets
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -56,8 +56,15 @@ class PiecesResponse(Response):
 
     media_type = "application/json"
 
-    def __init__(self, pieces: Sequence[bytes], status: int = 200) -> None:
-        super().__init__(status_code=status, headers={"content-length": str(sum(map(len, pieces)))})
+    def __init__(
+        self,
+        pieces: Sequence[bytes],
+        status: int = 200,
+        headers: Mapping[str, str] | None = None,
+        media_type: str | None = None,
+    ) -> None:
+        length = {"content-length": str(sum(map(len, pieces)))}
+        super().__init__(status_code=status, headers={**(headers or {}), **length}, media_type=media_type)
         self._pieces = pieces
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:

@@ -9,8 +9,8 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from quire.errors import OverloadedError, PayloadTooLarge
 from quire.foundation.config import ServerConfig
+from quire.serving.api.auth import HEADER, request_header
 from quire.serving.api.error_responses import error_response
-from quire.serving.api.request_head import HEADER, request_header
 
 DROPPED_TOOLS = "x-quire-dropped-tools"
 """Response header: types of hosted tools that were left out."""

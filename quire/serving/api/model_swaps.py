@@ -17,7 +17,6 @@ from quire.foundation.processes import garbage
 from quire.foundation.processes.launch import LaunchConfig, ModelReport, SendReport, SwapRequest, SwapStatus
 from quire.foundation.processes.orders import DropModel, HoldRequests, OpenModel, Order, Reload, TellSwap, read_orders
 from quire.foundation.processes.pipe_lines import LineReader
-from quire.planning.swap_plan import plan_swap
 from quire.serving.api.model_switch import MakeApp, ModelSwitch, ServedModel, make_served_model
 from quire.serving.api.request_traces import RequestTraces
 from quire.serving.api.schemas.model_change import HOLD_TIMEOUT_S, ModelChange, check_reloadable
@@ -115,6 +114,8 @@ class ModelSwaps:
 
     def _prepare(self, settings: Callable[[], Config], change: ModelChange) -> SwapRequest:
         """Plan a swap. Runs in a thread, because files are read, and downloaded if need be."""
+        from quire.planning.swap_plan import plan_swap  # with all families, which a start need not wait for
+
         asked = settings()
         plan = plan_swap(self.served, asked, change.mode)
         config = plan.resolved.config

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import cached_property, partial
@@ -25,7 +25,7 @@ from quire.serving.api.large_requests.readers import (
     pack,
     unpack,
 )
-from quire.serving.api.schemas.chat import ChatMessage, ContentPart, MessageContent, plain_messages
+from quire.serving.api.schemas.chat import ChatMessage, ContentPart, MessageContent, SeenImages, plain_messages
 from quire.text.chat_template import ChatTemplate
 from quire.text.fill_in_middle import FillInMiddle, fill_in_middle
 from quire.text.hints import NOT_READ, THINKING_SWITCHES
@@ -129,6 +129,28 @@ class PromptRenderer:
             return unpack((await self._readers.ask(Encode(text, add_special_tokens, kept))).tokens)
         return await self._run(len(text), lambda: tokenizer.encode(text, add_special_tokens))
 
+    async def encode_each(
+        self, texts: Sequence[str], add_special_tokens: bool, longest: int, kept: tuple[int, TruncationSide] | None
+    ) -> list[list[int]]:
+        """Token ids of each of several texts, many in one piece of work; see `encode`. An error that a text cannot fit
+        has its place as `param`."""
+        tokenizer, tokens = self.tokenizer, list[list[int]]()
+        for some in _batches([self._kept(text, longest, kept, place) for place, text in enumerate(texts)]):
+            if len(some[0]) > LARGE:
+                tokens.append(unpack((await self._readers.ask(Encode(some[0], add_special_tokens))).tokens))
+            else:
+                work = partial(tokenizer.encode_each, some, add_special_tokens)
+                tokens += await self._run(sum(map(len, some)), work)
+        return tokens
+
+    def _kept(self, text: str, longest: int, kept: tuple[int, TruncationSide] | None, place: int) -> str:
+        """The part of a text that `kept` may leave."""
+        if kept is not None:
+            return self.tokenizer.end_of(text, kept[0], first=kept[1] == "right")
+        if (fewest := self.tokenizer.fewest_tokens(text)) > longest:
+            raise ContextLengthError(fewest, longest, param=str(place), at_least=True)
+        return text
+
     async def encode_gap(
         self, marks: FillInMiddle, before: str, behind: str, longest: int, kept: tuple[int, TruncationSide] | None
     ) -> list[int]:
@@ -153,12 +175,13 @@ class PromptRenderer:
             return (await self._readers.ask(Decode(pack(tokens)))).text
         return await self._run(len(tokens), lambda: tokenizer.decode(tokens, skip_special_tokens=False))
 
-    async def render(self, conversation: Conversation) -> str:
-        """The text of a conversation; raises RequestError if there is no chat template, or it refuses."""
+    async def render(self, conversation: Conversation, images: SeenImages | None = None) -> str:
+        """The text of a conversation, whose images `images` gets; None: the model reads text alone. Raises RequestError
+        if there is no chat template, or it refuses."""
         template = await self._template(conversation)
         size = _size(conversation)
         content = self._content(template)
-        plain = await self._run(size, lambda: plain_messages(conversation.messages, content=content))
+        plain = await self._run(size, lambda: plain_messages(conversation.messages, content=content, images=images))
         continues = bool(conversation.continue_final_message)
         opens = conversation.add_generation_prompt
         variables = {name: value for name, value in self._variables.items() if name in template.variables}
@@ -238,6 +261,19 @@ def _size(conversation: Conversation) -> int:
             case list():
                 left += value
     return size
+
+
+def _batches(texts: Sequence[str]) -> Iterator[list[str]]:
+    """The texts in order: some that have at most LARGE characters together, or one that has more alone."""
+    some, size = list[str](), 0
+    for text in texts:
+        if some and size + len(text) > LARGE:
+            yield some
+            some, size = [], 0
+        some.append(text)
+        size += len(text)
+    if some:
+        yield some
 
 
 def check_length(fewest: int, longest: int) -> None:

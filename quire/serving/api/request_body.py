@@ -69,12 +69,14 @@ async def read_object(request: Request) -> dict[str, Any]:
     return await asyncio.to_thread(decode_body, raw)
 
 
-async def check_object(request: Request, body: dict[str, Any], schema: type[Schema]) -> Schema:
+async def check_object(
+    request: Request, body: dict[str, Any], schema: type[Schema], lists: FieldLists = OPENAI_FIELDS
+) -> Schema:
     """The result of `read_object` for a request, checked as `read_body` does."""
-    unknown = _unknown_fields(request, OPENAI_FIELDS)
-    if not await _check_large(request, await request.body(), schema, OPENAI_FIELDS):
-        return check_fields(body, schema, unknown=unknown)
-    return await asyncio.to_thread(check_fields, body, schema, OPENAI_FIELDS, unknown)
+    unknown = _unknown_fields(request, lists)
+    if not await _check_large(request, await request.body(), schema, lists):
+        return check_fields(body, schema, lists, unknown)
+    return await asyncio.to_thread(check_fields, body, schema, lists, unknown)
 
 
 def _unknown_fields(request: Request, lists: FieldLists) -> UnknownFields:

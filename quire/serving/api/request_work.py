@@ -11,6 +11,8 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import Receive
 
+from quire.errors import RequestError
+
 T = TypeVar("T")
 
 PIECE_S = 5e-3
@@ -18,8 +20,21 @@ PIECE_S = 5e-3
 
 MANY = 256
 """Maximum number of messages or items that are converted in the event loop; more are converted in a thread."""
+MAX_TOKENS = 2**22
+"""Maximum number of tokens of all prompts that are made of one request."""
 CLIENT_CLOSED_REQUEST = 499
 """Status of a response to a client that has disconnected (nginx's number)."""
+
+
+def check_total(tokens: int, param: str) -> None:
+    """Raises a RequestError if a request whose field `param` is used several times becomes so many tokens that they
+    take too much memory."""
+    if tokens > MAX_TOKENS:
+        raise RequestError(
+            f"This request becomes {tokens} tokens in all. This server takes at most {MAX_TOKENS} at once: send "
+            "several requests.",
+            param=param,
+        )
 
 
 async def convert(number: int, work: Callable[[], T]) -> T:

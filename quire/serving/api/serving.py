@@ -16,20 +16,23 @@ from starlette.responses import Response
 from quire.errors import RequestError, UnknownModelError
 from quire.foundation.config import Config
 from quire.foundation.messages.to_engine import Add
+from quire.pooling_params import PoolingParams
 from quire.sampling_params import SamplingParams
 from quire.serving.api.answers import Serializer, SseChunks
+from quire.serving.api.audio.transcripts import Speech
+from quire.serving.api.auth import is_retry, use_request_id
 from quire.serving.api.chat_service import ChatService
 from quire.serving.api.json_pieces import PiecesResponse, write_json
 from quire.serving.api.peers import SharedCounts
 from quire.serving.api.prompt_renderer import PromptRenderer
 from quire.serving.api.request_body import read_body
 from quire.serving.api.request_choices import RequestChoices
-from quire.serving.api.request_head import use_request_id
 from quire.serving.api.request_work import cancel_on_disconnect
 from quire.serving.api.schemas.known_fields import OPENAI_FIELDS, FieldLists
+from quire.serving.api.schemas.queue_fields import QueueFields
 from quire.serving.api.schemas.sampling import RequestFields
 from quire.serving.api.session.session import EngineSession
-from quire.serving.api.stream_response import AnswerFormat, StreamResponse, StreamWriter
+from quire.serving.api.stream_response import AnswerFormat, StreamResponse, StreamWriter, Writer
 from quire.serving.store.store import Store
 from quire.text.model_text import ModelText
 
@@ -47,7 +50,7 @@ Answer = Callable[["Serving", Request, Schema], Coroutine[Any, Any, Response]]
 class Serving:
     """One model behind its engines, as endpoints see it, `created` when the server started, in seconds since 1970. A
     streaming client that reads nothing for `slow_reader_s` seconds is disconnected. `store` has responses, files and
-    batches; None with --disable-responses-store."""
+    batches; None with --disable-responses-store. `speech` is known about a model that hears; None: it cannot."""
 
     config: Config
     session: EngineSession
@@ -58,6 +61,7 @@ class Serving:
     slow_reader_s: float
     counts: SharedCounts
     store: Store | None = None
+    speech: Speech | None = None
 
     @property
     def stored(self) -> Store:
@@ -92,17 +96,25 @@ class Serving:
         self, request: Request, schema: type[Schema], answer: Answer[Schema], lists: FieldLists = OPENAI_FIELDS
     ) -> Response:
         """Read a request's body, unless the queue is full, and answer it. The work ends when the client disconnects."""
-        self.session.refuse_if_full()
+        self.refuse_if_full(request)
         fields = await read_body(request, schema, lists)
         return await cancel_on_disconnect(request, answer(self, request, fields))
 
+    def refuse_if_full(self, request: Request) -> None:
+        """Raises OverloadedError if the queue is full, before a request is read."""
+        self.session.refuse_if_full(is_retry=is_retry(request.scope))
+
     def accept(self, request: Request, fields: RequestFields) -> None:
         """Take note of who sent a request and under which id; raises RequestError if a shared field is wrong."""
+        self.accept_queued(request, fields)
+        fields.check_stream_options()
+        fields.fill_in(self.config.server)
+
+    def accept_queued(self, request: Request, fields: QueueFields) -> None:
+        """Do what `accept` does for a request that cannot stream; raises RequestError if its id or model is wrong."""
         use_request_id(request, fields.request_id)
         fields.sent_by(request.state.caller)
         self.model_name(fields.model)
-        fields.check_stream_options()
-        fields.fill_in(self.config.server)
 
     def head(self, request: Request, fields: RequestFields, serializer: Serializer) -> dict[str, Any]:
         """The fields that begin OpenAI's response, or each chunk of it."""
@@ -113,7 +125,8 @@ class Serving:
         self, request: Request, fields: RequestFields, choices: RequestChoices, serializer: Serializer
     ) -> Response:
         """OpenAI's response with choices that are running, streamed or whole."""
-        format = SseChunks(self.head(request, fields, serializer), serializer, choices, fields.streams_usage)
+        metrics = choices.metrics if self.config.server.enable_per_request_metrics else None
+        format = SseChunks(self.head(request, fields, serializer), serializer, choices, fields.streams_usage, metrics)
         return await self.answer(request, format, choices, bool(fields.stream))
 
     async def answer(
@@ -124,11 +137,15 @@ class Serving:
         if stream:
             interval = self.config.server.stream_interval
             writer = StreamWriter(format, choices, request.state.request_id, head, interval)
-            return StreamResponse(writer, self.slow_reader_s)
+            return self.streamed(writer)
         try:
             return json_response(await format.body())
         finally:
             choices.close()
+
+    def streamed(self, writer: Writer) -> StreamResponse:
+        """The response that sends what a writer makes."""
+        return StreamResponse(writer, self.slow_reader_s, self.config.server.sse_keep_alive_interval)
 
     def log_request(self, request: Request, adds: Sequence[Add], *, stream: bool) -> None:
         """Log a request, with --enable-log-requests."""
@@ -137,6 +154,12 @@ class Serving:
             lengths = [add.prompt_len for add in adds[:: adds[0].sampling.n]]
             about = request.state.request_id, request.scope["path"], stream, lengths, sampling
             logger.info("request %s %s stream=%s prompt_tokens=%s %s", *about)
+
+    def log_pooled(self, request: Request, params: PoolingParams, lengths: Sequence[int]) -> None:
+        """Log a request for vectors of texts with so many tokens, with --enable-log-requests."""
+        if self.config.server.enable_log_requests:
+            about = request.state.request_id, request.scope["path"], lengths, msgspec.json.encode(params).decode()
+            logger.info("request %s %s prompt_tokens=%s %s", *about)
 
 
 def _logged(sampling: SamplingParams, longest: int | None) -> str:

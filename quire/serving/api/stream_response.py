@@ -8,6 +8,7 @@ runs only at the start, while the client's socket is full, and at the end. So a 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import types
 from collections.abc import Awaitable, Callable, Generator
@@ -19,13 +20,15 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from quire.errors import QuireError
+from quire.serving.api.auth import DIRECT_SEND
 from quire.serving.api.error_responses import error_body, error_response, internal_error_body
 from quire.serving.api.request_choices import RequestChoices
-from quire.serving.api.request_head import DIRECT_SEND
 from quire.serving.api.request_work import run_until_disconnect
 from quire.text.deltas import ChoiceDelta, SequenceDelta
 
 logger = logging.getLogger(__name__)
+EVENT_STREAM = "text/event-stream"
+_KEEP_ALIVE = b": keep-alive\n\n"
 
 
 class AnswerFormat(Protocol):
@@ -135,14 +138,20 @@ class Writer(Protocol):
 
 
 class StreamResponse(Response):
-    """Sends what a writer makes until it ends, or the client leaves or does not read for `slow_reader_s` seconds."""
+    """Sends what a writer makes until it ends, or the client leaves or does not read for `slow_reader_s` seconds.
 
-    def __init__(self, writer: Writer, slow_reader_s: float) -> None:
+    A stream of events that has nothing to say for `keep_alive_s` seconds sends a comment, which clients pass over; 0
+    for never.
+    """
+
+    def __init__(self, writer: Writer, slow_reader_s: float, keep_alive_s: float = 0.0) -> None:
         headers = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
         super().__init__(headers=headers, media_type=writer.media_type)
         del self.headers["content-length"]
         self._writer = writer
         self._slow_reader_s = slow_reader_s
+        self._keep_alive_s = keep_alive_s if writer.media_type == EVENT_STREAM else 0.0
+        self._silent = True  # since the last look
         self._pending_write: Awaitable[None] | None = None  # begun, but waits for the client
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -158,10 +167,10 @@ class StreamResponse(Response):
             self._writer.close()
 
     async def _stream(self, send: Send, direct_send: Send, write_now: Callable[[bytes], bool]) -> None:
-        await self._writer.wait()
+        await self._wait()
         await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
         while not self._writer.finished:
-            data = await self._writer.next(write_now)
+            data = await self._next(direct_send, write_now)
             async with asyncio.timeout(self._slow_reader_s):
                 if self._pending_write is not None:
                     await self._pending_write
@@ -170,13 +179,38 @@ class StreamResponse(Response):
                     await direct_send(_body(data))
         await direct_send(_body(b"", more=False))
 
+    async def _wait(self) -> None:
+        """Wait for output if the request has a deadline, but not for longer than the client may wait."""
+        if not self._keep_alive_s:
+            await self._writer.wait()
+            return
+        with contextlib.suppress(TimeoutError):  # what fails later is an event of the stream
+            await asyncio.wait_for(self._writer.wait(), self._keep_alive_s)
+
+    async def _next(self, direct_send: Send, write_now: Callable[[bytes], bool]) -> bytes:
+        """What the writer has next; meanwhile comments go out whenever nothing else did for a while."""
+        if not self._keep_alive_s:
+            return await self._writer.next(write_now)
+        reading = asyncio.ensure_future(self._writer.next(write_now))
+        try:
+            while not (await asyncio.wait({reading}, timeout=self._keep_alive_s))[0]:
+                if self._silent and self._pending_write is None:
+                    async with asyncio.timeout(self._slow_reader_s):
+                        await direct_send(_body(_KEEP_ALIVE))
+                self._silent = True
+            return reading.result()
+        finally:
+            reading.cancel()
+
     def _write_now(self, direct_send: Send, data: bytes) -> bool:
         """Begin to write; returns whether all was written without waiting."""
+        self._silent = False
         self._pending_write = start_eagerly(direct_send(_body(data)))
         return self._pending_write is None
 
     def _write_later(self, send: Send, data: bytes) -> bool:
         """Leave the write to the response's task, which an operator's own middleware may need."""
+        self._silent = False
         self._pending_write = send(_body(data))
         return False
 

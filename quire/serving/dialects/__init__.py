@@ -1,1 +1,1 @@
-"""Other APIs as translations to one chat request: Anthropic's Messages, Ollama, OpenAI's Responses and Batches."""
+"""Other APIs, translated: Anthropic's Messages, Ollama, Cohere, OpenAI's Responses, Batches and Decisions."""

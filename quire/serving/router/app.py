@@ -17,16 +17,16 @@ from quire.errors import AuthenticationError, NotFoundError, OverloadedError, Qu
 from quire.foundation.clock import Clock
 from quire.foundation.config.router import RouterConfig
 from quire.foundation.http_client.http1 import HttpError
+from quire.serving.api.auth import HEADER, digest_of, find_digest, key_in
 from quire.serving.api.error_responses import ErrorMiddleware, error_response, internal_error_body, json_answer
 from quire.serving.api.http_server import BoundedHttpProtocol
 from quire.serving.api.middleware import BodyLimitMiddleware
-from quire.serving.api.request_head import HEADER, digest_of, find_digest, key_in
 from quire.serving.api.request_record import UNCOUNTED
 from quire.serving.api.request_work import run_until_disconnect
 from quire.serving.router.backend_list import KeyLimits, RateLimiter
 from quire.serving.router.dispatch import Answer, Dispatcher
 from quire.serving.router.fleet import Fleet
-from quire.serving.router.pages import PUBLIC, Pages
+from quire.serving.router.pages import Pages, is_public
 from quire.serving.router.routed_request import (
     Exchange,
     RoutedRequest,
@@ -50,7 +50,7 @@ SERVED = frozenset({
     "/v1/score", "/v1/chat/completions/batch", "/v1/chat/completions/render", "/v1/completions/render",
     "/v1/messages/count_tokens", "/v1/responses/input_tokens", "/v2/rerank", "/rerank", "/score", "/classify",
     "/pooling", "/tokenize", "/detokenize", "/inference/v1/generate", "/invocations", "/generate", "/api/chat",
-    "/api/generate", "/api/embed",
+    "/api/generate", "/api/embed", "/api/embeddings", "/v2/embed", "/v1/decisions",
 })  # fmt: skip
 """POSTs that go on to a server: those that compute something for a model. What operates a server, or is kept on the
 disk of one, is not reached through the router."""
@@ -143,7 +143,7 @@ class RouterApp:
         """Answer a request. Raises QuireError if it is not answered, and AnswerCutOff if its answer cannot be ended."""
         exchange: Exchange = scope["state"][_EXCHANGE]
         path, method = scope["path"], scope["method"]
-        if self.keys and path not in PUBLIC:
+        if self.keys and not is_public(path):
             exchange.key = self._key(scope)
         if method in ("GET", "HEAD") and self._pages.has(path):
             page = self._pages.answer(path)

@@ -14,7 +14,7 @@ import msgspec
 from quire.errors import ConfigError, OverloadedError, reason
 from quire.foundation.clock import Clock
 from quire.foundation.config.router import RouterConfig
-from quire.serving.api.request_head import digest_of
+from quire.serving.api.auth import digest_of
 
 _HEX_DIGEST = re.compile(r"[0-9a-fA-F]{64}")
 _NAME = re.compile(r"[A-Za-z0-9._-]{1,64}")

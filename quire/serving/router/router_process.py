@@ -16,14 +16,15 @@ from quire.foundation.clock import Clock, SystemClock
 from quire.foundation.config import ServerConfig
 from quire.foundation.config.router import RouterConfig
 from quire.foundation.processes import garbage
-from quire.serving.api.http_server import HttpServer, load_tls, uvicorn_config
-from quire.serving.api.request_head import RequestIdMiddleware
+from quire.serving.api.auth import RequestIdMiddleware
+from quire.serving.api.http_server import HttpServer, uvicorn_config
+from quire.serving.api.tls import load_tls
 from quire.serving.router.app import RouterApp, RouterHttpProtocol
 from quire.serving.router.backend_list import BackendList, read_backend_list
 from quire.serving.router.fleet import Fleet
 from quire.serving.router.prober import Prober
 from quire.serving.router.router_metrics import RouterMetrics
-from quire.serving.supervisor.announce import print_log, url
+from quire.serving.supervisor.announce import access, print_log, url
 from quire.serving.supervisor.listener import listen
 
 logger = logging.getLogger(__name__)
@@ -137,8 +138,8 @@ class Router:
     def _announce(self, server: ServerConfig, listener: socket.socket) -> None:
         for backend in self._list.backends:
             print_log(f"  server      {backend.url}{' (draining)' if backend.drain else ''}")
-        access = f"{len(self._list.keys)} API key(s)" if self._list.keys else "open to whoever reaches the port"
-        print_log(f"  access      {access}")
+        print_log(f"  access      {access(len(self._list.keys))}")
+        print_log(f"  chat in a browser   {url(server, listener)}/")
         print_log(f"Routing: OpenAI clients    {url(server, listener)}/v1")
 
 

@@ -180,7 +180,9 @@ class Database:
         return self._connection
 
     def _connect(self) -> sqlite3.Connection:
-        os.close(os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600))
+        # Not opened if it is there: to close it would end the locks of this process's other connections (POSIX).
+        with contextlib.suppress(FileExistsError):
+            os.close(os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600))
         with contextlib.suppress(PermissionError):
             self.path.chmod(0o600)  # SQLite gives its other files the same mode
         connection = sqlite3.connect(self.path, timeout=BUSY_S, isolation_level=None)

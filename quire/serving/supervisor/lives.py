@@ -18,7 +18,7 @@ from quire.foundation.config.parallel import ParallelConfig
 from quire.foundation.messages.from_engine import EngineId
 from quire.foundation.processes.child_process import Child
 from quire.foundation.processes.launch import GroupEnds, LaunchConfig, api_name
-from quire.foundation.processes.shared_memory import SharedMemory
+from quire.foundation.processes.shared_memory import HostBlockMemory, SharedMemory
 from quire.serving.supervisor.process_host import ProcessHost
 
 
@@ -42,8 +42,9 @@ class GroupMemory:
 
     def close(self) -> None:
         """Let go of the memory. No engine of this life starts any more."""
-        for fd in (self._memory.descriptor, *self._bells):
-            os.close(fd)
+        self._memory.close_descriptor()
+        for bell in self._bells:
+            os.close(bell)
 
 
 class ModelEngines:
@@ -55,6 +56,7 @@ class ModelEngines:
         children: The present processes. One that is about to be replaced may be dead.
         last_in_flight: The sequences that each engine was working on when it last died with any.
         group: What the engines share if they divide experts; None if each lives for itself.
+        host_memories: By engine: memory for blocks of the prefix cache, which outlives its lives; or none.
         notices: Tells the other side of a death.
     """
 
@@ -66,6 +68,10 @@ class ModelEngines:
         parallel = launch.config.parallel
         count = parallel.data_parallel_size
         self.group = GroupMemory(parallel) if parallel.engines_share_experts else None
+        self.host_memories = list[HostBlockMemory]()
+        if launch.config.host_blocks_outlive_engine and os.path.isdir("/proc/self/fd"):
+            size = launch.config.cache.host_bytes(parallel.ranks)
+            self.host_memories = [HostBlockMemory(size) for _ in range(count)]
         self.ids = [EngineId(number) for number in range(count)]
         self.children: list[Child] = []
         self.died_at = [0.0] * count
@@ -79,7 +85,8 @@ class ModelEngines:
 
     def launch_of_engine(self, number: int) -> LaunchConfig:
         group = None if self.group is None else self.group.ends_of(number)
-        return msgspec.structs.replace(self.launch, engine=self.ids[number], group=group)
+        path = self.host_memories[number].path if self.host_memories else ""
+        return msgspec.structs.replace(self.launch, engine=self.ids[number], group=group, host_memory=path)
 
     def renew_group(self) -> None:
         """Renew what the engines share, because all of them are replaced."""
@@ -108,6 +115,8 @@ class ModelEngines:
         self.notices.close()
         if self.group is not None:
             self.group.close()
+        for memory in self.host_memories:
+            memory.close()
         shutil.rmtree(self.launch.directory, ignore_errors=True)
 
 

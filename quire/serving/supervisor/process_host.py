@@ -132,19 +132,23 @@ class Notices(Protocol):
     def close(self) -> None: ...
 
 
+StartChild = Callable[[str, str, LaunchConfig], Child]
+"""Starts a child, given its name, its module and its launch configuration."""
+
+
 @dataclass(frozen=True)
 class ProcessHost:
     """How processes are started, watched and told about each other.
 
     Attributes:
-        start: Starts a child, given its name, its module and its launch configuration.
+        start: Starts a child; see `StartChild`.
         events: Begins to wait for signals and children.
         notices: Opens the way to the processes whose sockets are in a directory.
         in_flight: The requests that a dead engine was working on.
         state: The kernel's letter for a process's state, by pid; see `process_state`.
     """
 
-    start: Callable[[str, str, LaunchConfig], Child] = ChildProcess
+    start: StartChild = ChildProcess
     events: Callable[[], Events] = ProcessEvents
     notices: Callable[[Path], Notices] = DeathNotices
     in_flight: Callable[[Path, EngineId], list[int]] = requests_in_flight

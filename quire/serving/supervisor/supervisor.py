@@ -85,7 +85,7 @@ class Supervisor:
         self._events = host.events()  # receives signals from here on
         self._limit = RestartLimit(config.server.max_restarts, self._clock)
         self._startup: dict[str, float] = {}
-        self._kv_tokens = 0
+        self._kv_tokens, self._pools = 0, ""
 
     def run(self) -> int:
         """Run until the end. Returns the exit code: 0 after a drain, a failed start's, or 70 if processes died."""
@@ -186,13 +186,13 @@ class Supervisor:
     def _child_is_ready(self, child: Child, report: StatusReport) -> None:
         self._children.ready(child)
         if self._children.apis.place_of(child) is not None:
-            self._kv_tokens = report.kv_tokens
+            self._kv_tokens, self._pools = report.kv_tokens, report.pools
         elif sum(report.startup.values()) > sum(self._startup.values()):
             self._startup = report.startup  # the slowest engine's
         if self._state is State.STARTING and self._children.all_ready:
             self._state = State.READY
             took = self._clock.now() - self._started
-            announce_ready(self._config, self._listener, took, self._startup, self._kv_tokens)
+            announce_ready(self._config, self._listener, took, self._startup, self._kv_tokens, self._pools)
 
     # --- deaths -----------------------------------------------------------------------------------------------------
 

@@ -10,7 +10,7 @@ import sys
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any, Literal, Protocol
 
 import msgspec
 
@@ -21,12 +21,25 @@ from quire.foundation.http_client.pool import ConnectionPool, unchecked_tls
 from quire.tools.bench.datasets import Sample
 
 OK = 200
-Backend = Literal["openai", "vllm", "openai-chat"]
+Backend = Literal[
+    "openai", "quire", "vllm", "openai-chat", "openai-embeddings", "openai-embeddings-chat", "vllm-pooling",
+    "vllm-rerank", "embeddings", "rerank",
+]  # fmt: skip
 ENDPOINTS: dict[Backend, str] = {
     "openai": "/v1/completions",
+    "quire": "/v1/completions",
     "vllm": "/v1/completions",
     "openai-chat": "/v1/chat/completions",
+    "openai-embeddings": "/v1/embeddings",
+    "openai-embeddings-chat": "/v1/embeddings",
+    "vllm-pooling": "/pooling",
+    "vllm-rerank": "/v1/rerank",
+    "embeddings": "/v1/embeddings",
+    "rerank": "/v1/rerank",
 }
+GENERATING: tuple[Backend, ...] = ("openai", "quire", "vllm", "openai-chat")
+"""Backends whose answers are streams of tokens; all others are answered as a whole."""
+RERANKING: tuple[Backend, ...] = ("vllm-rerank", "rerank")
 
 
 class Connections:
@@ -144,6 +157,12 @@ class _Event(msgspec.Struct):
 _decode = msgspec.json.Decoder(_Event).decode
 
 
+class Client(Protocol):
+    """Sends requests to one endpoint of one server."""
+
+    async def ask(self, sample: Sample) -> Outcome: ...
+
+
 class StreamingClient:
     """Sends requests to one endpoint of one server. `body` has the fields that every request has: model, sampling."""
 
@@ -172,9 +191,52 @@ class StreamingClient:
 
     def _request(self, sample: Sample) -> dict[str, Any]:
         if self._backend == "openai-chat":
-            messages = [{"role": "user", "content": sample.prompt}]
+            said = enumerate((sample.prompt, *sample.others))
+            messages: list[dict[str, Any]] = [
+                {"role": "assistant" if turn % 2 else "user", "content": text} for turn, text in said
+            ]
+            if sample.images:
+                parts = [{"type": "image_url", "image_url": {"url": url}} for url in sample.images]
+                messages[0]["content"] = [{"type": "text", "text": sample.prompt}, *parts]
             return {"messages": messages, "max_completion_tokens": sample.output_len, **self._body}
         return {"prompt": sample.prompt, "max_tokens": sample.output_len, **self._body}
+
+
+class PoolingClient:
+    """Sends requests for vectors or ranks to one endpoint of one server. `body` has the fields that every request
+    has."""
+
+    def __init__(self, connections: Connections, endpoint: str, backend: Backend, body: Mapping[str, Any]) -> None:
+        self._connections = connections
+        self._endpoint = endpoint
+        self._backend = backend
+        self._body = body
+
+    async def ask(self, sample: Sample) -> Outcome:
+        """Send one request and read its answer; an error is in the outcome."""
+        content = msgspec.json.encode(self._request(sample))
+        outcome, pieces = Outcome(time.perf_counter()), list[bytes]()
+        try:
+            status = await self._connections.post(self._endpoint, content, pieces.append)
+            if status == OK:
+                usage = msgspec.json.decode(b"".join(pieces), type=_Event).usage or _Usage()
+                outcome.prompt_tokens = usage.prompt_tokens
+                if usage.prompt_tokens_details is not None:
+                    outcome.cached_tokens = usage.prompt_tokens_details.cached_tokens
+            else:
+                outcome.error = f"HTTP {status}: {_message(b''.join(pieces))}"
+        except (HttpError, msgspec.DecodeError) as error:
+            cause = error.__cause__ or error
+            outcome.error = f"{type(cause).__name__}: {reason(cause)}"
+        outcome.end = time.perf_counter()
+        return outcome
+
+    def _request(self, sample: Sample) -> dict[str, Any]:
+        if self._backend in RERANKING:
+            return {"query": sample.prompt, "documents": [*sample.others], **self._body}
+        if self._backend == "openai-embeddings-chat":
+            return {"messages": [{"role": "user", "content": sample.prompt}], **self._body}
+        return {"input": [sample.prompt, *sample.others], **self._body}
 
 
 class _Reading:

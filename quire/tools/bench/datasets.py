@@ -9,8 +9,8 @@ from __future__ import annotations
 import json
 import random
 import string
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
 from itertools import islice
 from pathlib import Path
 from typing import Any, Literal, Protocol
@@ -21,11 +21,12 @@ from quire.errors import ConfigError, reason
 from quire.foundation.http_client.http1 import HttpError
 from quire.foundation.http_client.pool import BlockingClient
 from quire.text.tokenizer import Tokenizer
+from quire.tools.bench.random_images import ImageOptions
 
 _LOWEST_ID = 3
 """Ids below this are special tokens in most vocabularies."""
 _SAMPLE = string.printable + " ".join(a + b for a in string.ascii_lowercase for b in string.ascii_lowercase)
-DatasetName = Literal["random", "sharegpt", "custom", "prefix_repetition"]
+DatasetName = Literal["random", "random-mm", "sharegpt", "custom", "prefix_repetition"]
 SHAREGPT_LONGEST_PROMPT, SHAREGPT_LONGEST = 1024, 2048
 SHAREGPT_SHORTEST = 4
 """Tokens: vLLM keeps conversations within the same limits, so figures can be compared."""
@@ -108,7 +109,7 @@ class ServedTokens:
 
 
 @dataclass(frozen=True)
-class DatasetOptions:
+class DatasetOptions(ImageOptions):
     """Which prompts, and how many."""
 
     dataset_name: DatasetName | None = None
@@ -129,6 +130,8 @@ class DatasetOptions:
     """random: lengths are drawn from length × (1 ± this)."""
     random_prefix_len: int = 0
     """random: tokens that all prompts begin with."""
+    random_batch_size: int = 1
+    """With backends for embeddings, texts a request; for reranking, documents a query."""
     sharegpt_output_len: int | None = None
     """sharegpt: tokens an output. Default: as long as the recorded answer."""
     custom_output_len: int = 256
@@ -154,18 +157,31 @@ class DatasetOptions:
 
 @dataclass(frozen=True)
 class Sample:
-    """One prompt, as text or token ids, and how many tokens to generate for it."""
+    """One prompt, as text or token ids, and how many tokens to generate for it; `others` are further texts of a request
+    that generates none, or the later turns of a conversation, of the model and the user by turns. `images` are data:
+    URLs, which a chat's first message has."""
 
     prompt: str | list[int]
     output_len: int
+    others: tuple[str | list[int], ...] = ()
+    images: tuple[str, ...] = ()
 
 
-def make_samples(options: DatasetOptions, tokens: Tokens, rng: random.Random) -> list[Sample]:
-    """At most `num_prompts` samples, as far as the file has them. Raises ConfigError for wrong options or files."""
+def make_samples(
+    options: DatasetOptions, tokens: Tokens, rng: random.Random, *, takes_images: bool = False
+) -> list[Sample]:
+    """At most `num_prompts` samples, as far as the file has them; with images only where who sends them `takes_images`.
+    Raises ConfigError for wrong options or files."""
+    if options.name == "random-mm" and not takes_images:
+        raise ConfigError(
+            "--dataset-name random-mm has images, which quire bench serve --backend openai-chat sends.",
+            param="dataset_name",
+        )
     if options.num_prompts < 1:
         raise ConfigError(f"--num-prompts must be at least 1, got {options.num_prompts}.", param="num_prompts")
     readers = {
         "random": _random,
+        "random-mm": _random_with_images,
         "prefix_repetition": _prefix_repetition,
         "sharegpt": _sharegpt,
         "custom": _custom,
@@ -176,6 +192,12 @@ def make_samples(options: DatasetOptions, tokens: Tokens, rng: random.Random) ->
     if min(sample.output_len for sample in samples) < 1:
         raise ConfigError("The output length must be at least 1 token.", param="output_len")
     return samples
+
+
+def batched(samples: Sequence[Sample], size: int) -> list[Sample]:
+    """Each `size` of these samples as one, in order; without those that are left over."""
+    starts = range(0, len(samples) - size + 1, size)
+    return [replace(samples[at], others=tuple(each.prompt for each in samples[at + 1 : at + size])) for at in starts]
 
 
 def _random(options: DatasetOptions, tokens: Tokens, rng: random.Random) -> Iterator[Sample]:
@@ -189,6 +211,11 @@ def _random(options: DatasetOptions, tokens: Tokens, rng: random.Random) -> Iter
     prefix = tokens.random_ids(options.random_prefix_len, rng)
     for _ in range(options.num_prompts):
         yield Sample(prefix + tokens.random_ids(_around(prompt, ratio, rng), rng), max(1, _around(output, ratio, rng)))
+
+
+def _random_with_images(options: DatasetOptions, tokens: Tokens, rng: random.Random) -> Iterator[Sample]:
+    for sample, images in zip(_random(options, tokens, rng), options.draw(rng), strict=False):
+        yield replace(sample, images=images)
 
 
 def _around(length: int, ratio: float, rng: random.Random) -> int:

@@ -19,7 +19,7 @@ from typing import Literal
 
 from quire.errors import ConfigError
 from quire.foundation.config.values import check_positive
-from quire.tools.bench.client import Outcome, StreamingClient
+from quire.tools.bench.client import Client, Outcome
 from quire.tools.bench.datasets import Sample
 from quire.tools.bench.report import rates
 
@@ -168,7 +168,7 @@ class Load:
 
 
 async def run_load(
-    client: StreamingClient,
+    client: Client,
     samples: Sequence[Sample],
     times: Sequence[float],
     max_concurrency: int | None,

@@ -4,68 +4,44 @@ from __future__ import annotations
 
 import asyncio
 import random
-import time
 from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar
 
-import msgspec
 import uvloop
 
-from quire.errors import ConfigError, QuireError, UnavailableError, reason
-from quire.foundation.http_client.http1 import HttpError
+from quire.errors import ConfigError
 from quire.foundation.http_client.pool import BlockingClient
-from quire.models.weights import hub
-from quire.text.tokenizer import load_tokenizer
-from quire.tools.bench.client import ENDPOINTS, Backend, Connections, StreamingClient
-from quire.tools.bench.datasets import (
-    DatasetOptions,
-    LocalTokens,
-    Sample,
-    ServedTokens,
-    Tokens,
-    has_tokenizer,
-    make_samples,
+from quire.tools.bench.client import (
+    ENDPOINTS,
+    GENERATING,
+    RERANKING,
+    Backend,
+    Connections,
+    PoolingClient,
+    StreamingClient,
 )
+from quire.tools.bench.datasets import DatasetOptions, Sample, Tokens, batched, make_samples
 from quire.tools.bench.load import ArrivalOptions, Load, arrival_times, run_load
 from quire.tools.bench.report import progress
+from quire.tools.bench.server import CONNECT_S, ServedModel, ServerOptions, prompt_tokens, served_model
 from quire.tools.bench.serving_figures import Run, ServingReportOptions, read_counters
 from quire.tools.bench.serving_report import publish
 
-CONNECT_S = 30.0
-RETRY_S = 1.0
+_TAKES_IDS: tuple[Backend, ...] = ("openai", "quire", "vllm", "openai-embeddings", "embeddings", "vllm-pooling")
+"""Backends that take prompts as token ids."""
 
 
 @dataclass(frozen=True)
-class ServeOptions:
+class ServeOptions(ServerOptions):
     """Which server, and what every request asks."""
 
     DESCRIPTION: ClassVar[str] = "Send requests to a running server and report latencies and throughput."
 
-    base_url: str | None = None
-    """Address of the server, without the API's path. Default: http://HOST:PORT."""
-    host: str = "127.0.0.1"
-    """Host of the server, where --base-url is not given."""
-    port: int = 8000
-    """Port of the server, where --base-url is not given."""
     backend: Backend = "openai"
-    """API: openai and vllm are text completions, openai-chat is chat."""
+    """API: openai, quire and vllm are text completions, openai-chat is chat. openai-embeddings (or embeddings), its
+    -chat form, vllm-pooling and vllm-rerank (or rerank) generate nothing."""
     endpoint: str | None = None
     """Path of the API. Default: the backend's usual one."""
-    model: str | None = None
-    """Name of the model in requests. Default: the first one that the server serves."""
-    tokenizer: str | None = None
-    """Directory or hub id of a tokenizer. Default: the server's own, by /tokenize and /detokenize; where the server has
-    none, random token ids below its vocabulary's size."""
-    vocab_size: int | None = None
-    """Draw random token ids below this, without any tokenizer."""
-    api_key: str | None = None
-    """API key, if the server asks for one."""
-    header: tuple[str, ...] = ()
-    """Headers of every request, as NAME=VALUE."""
-    insecure: bool = False
-    """Do not check the server's certificate."""
-    extra_body: dict[str, Any] = field(default_factory=dict)
-    """Fields of every request, as JSON."""
     temperature: float = 0.0
     """Sampling; 0 is greedy."""
     top_p: float | None = None
@@ -76,43 +52,19 @@ class ServeOptions:
     """Sampling."""
     ignore_eos: bool = False
     """Let every output reach its length."""
-    seed: int | None = None
-    """Seed of prompts and arrivals. Default: a new one each time, so that no earlier run's prompts are cached."""
     num_warmups: int = 0
     """Requests before the measurement, with prompts of their own."""
-    ready_check_timeout_sec: float = 0.0
-    """Wait this long for the server to come up."""
     dataset: DatasetOptions = field(default_factory=DatasetOptions)
     arrivals: ArrivalOptions = field(default_factory=ArrivalOptions)
     report: ServingReportOptions = field(default_factory=ServingReportOptions)
 
-    @property
-    def root(self) -> str:
-        return (self.base_url or f"http://{self.host}:{self.port}").rstrip("/")
-
-
-@dataclass(frozen=True)
-class _ServedModel:
-    """What the server says about its model. The vocabulary's size is None if it does not say. A server without a
-    tokenizer takes and returns token ids only."""
-
-    name: str
-    vocab_size: int | None
-    has_tokenizer: bool
-
 
 def run(options: ServeOptions) -> int:
     """Measure and report; returns the exit code: 1 if requests failed. Raises QuireError if nothing can be measured."""
-    seed = random.SystemRandom().getrandbits(32) if options.seed is None else options.seed
+    seed = options.drawn_seed
     rng = random.Random(seed)
-    try:
-        client = BlockingClient(
-            options.root, _headers(options), connect_s=CONNECT_S, insecure=options.insecure, timeout_s=CONNECT_S
-        )
-    except ValueError as error:
-        raise ConfigError(f"--base-url or --header cannot be used: {error}.", param="base_url") from error
-    with client as http:
-        model = _served_model(http, options)
+    with options.connect() as http:
+        model = served_model(http, options)
         samples, warmups = _samples(options, http, model, rng)
         times = arrival_times(options.arrivals, len(samples), rng)
         before = read_counters(http)
@@ -120,7 +72,8 @@ def run(options: ServeOptions) -> int:
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
             load = runner.run(_measure(options, body, samples, warmups, times))
         counted = {name: value - before.get(name, 0.0) for name, value in read_counters(http).items()}
-    publish(Run(options, options.report, model.name, seed, load, samples, counted))
+    report = options.report if options.backend in GENERATING else replace(options.report, percentile_metrics="e2el")
+    publish(Run(options, report, model.name, seed, load, samples, counted))
     return 1 if len(load.completed) < len(samples) else 0
 
 
@@ -131,8 +84,9 @@ async def _measure(
     warmups: list[Sample],
     times: list[float],
 ) -> Load:
-    async with Connections(options.root, CONNECT_S, _headers(options), insecure=options.insecure) as connections:
-        client = StreamingClient(connections, options.endpoint or ENDPOINTS[options.backend], options.backend, body)
+    async with Connections(options.root, CONNECT_S, options.headers(), insecure=options.insecure) as connections:
+        kind = StreamingClient if options.backend in GENERATING else PoolingClient
+        client = kind(connections, options.endpoint or ENDPOINTS[options.backend], options.backend, body)
         if warmups:
             with progress("Warming up", len(warmups)) as advance:
                 concurrency = options.arrivals.max_concurrency
@@ -141,48 +95,31 @@ async def _measure(
             return await run_load(client, samples, times, options.arrivals.max_concurrency, advance)
 
 
-def _served_model(http: BlockingClient, options: ServeOptions) -> _ServedModel:
-    deadline = time.monotonic() + options.ready_check_timeout_sec
-    while True:
-        try:
-            if http.ask("GET", "/health")[0] == 503:
-                raise ValueError("it is starting or draining: --ready-check-timeout-sec waits for it")
-            status, content = http.ask("GET", "/v1/models")
-            if status in (401, 403):
-                raise QuireError(f"{options.root} asks for an API key: give --api-key.")
-            if status != 200:
-                raise ValueError(f"it answers {status}")
-            card = msgspec.json.decode(content)["data"][0]
-            name = options.model or str(card["id"])
-            return _ServedModel(name, card.get("vocab_size"), has_tokenizer(http, name))
-        except (HttpError, msgspec.DecodeError, ValueError, LookupError, TypeError, AttributeError) as error:
-            if time.monotonic() > deadline:
-                raise UnavailableError(
-                    f"{options.root} does not answer as an OpenAI server ({reason(error)}). "
-                    "Start one with 'quire serve', or give --base-url."
-                ) from error
-            time.sleep(RETRY_S)
-
-
 def _samples(
-    options: ServeOptions, http: BlockingClient, model: _ServedModel, rng: random.Random
+    options: ServeOptions, http: BlockingClient, model: ServedModel, rng: random.Random
 ) -> tuple[list[Sample], list[Sample]]:
     """The samples that are measured, and those that are sent before as a warm-up."""
-    tokens: Tokens
-    if options.tokenizer is not None:
-        tokenizer = load_tokenizer(hub.resolve(options.tokenizer, weights=False))
-        tokens = LocalTokens(options.vocab_size or tokenizer.vocab_size, tokenizer)
-    elif options.vocab_size is not None:
-        tokens = LocalTokens(options.vocab_size)
-    elif model.vocab_size is not None and not model.has_tokenizer:
-        tokens = LocalTokens(model.vocab_size)
-    else:
-        tokens = ServedTokens(http, model.name)
-    samples = make_samples(replace(options.dataset, num_prompts=_wanted(options)), tokens, rng)
-    if options.backend == "openai-chat":
+    tokens = prompt_tokens(options, http, model)
+    size = _texts_per_request(options)
+    wanted, takes_images = (
+        replace(options.dataset, num_prompts=_wanted(options) * size),
+        options.backend == "openai-chat",
+    )
+    samples = make_samples(wanted, tokens, rng, takes_images=takes_images)
+    if options.backend not in _TAKES_IDS:
         samples = [_as_text(sample, tokens) for sample in samples]
+    samples = batched(samples, size)
     warmups = max(0, min(options.num_warmups, len(samples) - 1))
     return samples[warmups:], samples[:warmups]
+
+
+def _texts_per_request(options: ServeOptions) -> int:
+    size, backend = options.dataset.random_batch_size, options.backend
+    if size < 1:
+        raise ConfigError(f"--random-batch-size must be at least 1, got {size}.", param="random_batch_size")
+    if size > 1 and backend in (*GENERATING, "openai-embeddings-chat"):
+        raise ConfigError(f"--random-batch-size is not for --backend {backend}.", param="random_batch_size")
+    return size + 1 if backend in RERANKING else size
 
 
 def _wanted(options: ServeOptions) -> int:
@@ -194,20 +131,12 @@ def _wanted(options: ServeOptions) -> int:
 def _as_text(sample: Sample, tokens: Tokens) -> Sample:
     if isinstance(sample.prompt, str):
         return sample
-    return Sample(tokens.decode(sample.prompt), sample.output_len)
+    return replace(sample, prompt=tokens.decode(sample.prompt))
 
 
-def _headers(options: ServeOptions) -> dict[str, str]:
-    headers = {"Authorization": f"Bearer {options.api_key}"} if options.api_key else {}
-    for pair in options.header:
-        name, equals, value = pair.partition("=")
-        if not equals:
-            raise ConfigError(f"--header takes NAME=VALUE, got '{pair}'.", param="header")
-        headers[name] = value
-    return headers
-
-
-def _body(options: ServeOptions, model: _ServedModel) -> dict[str, Any]:
+def _body(options: ServeOptions, model: ServedModel) -> dict[str, Any]:
+    if options.backend not in GENERATING:
+        return {"model": model.name} | options.extra_body
     sampling = {name: getattr(options, name) for name in ("temperature", "top_p", "top_k", "min_p")}
     body = {"model": model.name} | {name: value for name, value in sampling.items() if value is not None}
     if not model.has_tokenizer:  # a stream without text has chunks only if they carry token ids

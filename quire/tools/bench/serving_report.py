@@ -9,6 +9,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
+from quire.tools.bench.client import GENERATING
 from quire.tools.bench.load import Load
 from quire.tools.bench.report import (
     PLOT_BUCKETS,
@@ -89,7 +90,8 @@ def _warnings(run: Run, result: dict[str, Any]) -> list[str]:
     errors = Counter(outcome.error for outcome in run.load.outcomes if outcome.error)
     for error, count in errors.most_common(MAX_ERRORS_SHOWN):
         found.append(f"{count} request(s) failed: {error}")
-    if empty := sum(outcome.ttft is None for outcome in run.load.completed):
+    generates = run.settings.backend in GENERATING
+    if generates and (empty := sum(outcome.ttft is None for outcome in run.load.completed)):
         advice = "" if run.settings.ignore_eos else " If the model ended at once, --ignore-eos makes it go on."
         found.append(f"{empty} answer(s) had no text: they are completed, without a time to first token.{advice}")
     hit_rate = result["prefix_cache_hit_rate"] or 0.0

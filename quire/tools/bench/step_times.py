@@ -27,7 +27,7 @@ from quire.planning.auto_config import ResolvedConfig
 from quire.planning.costmodel.measured_step_times import MeasuredStepTime, StepTerms, TimedStep, as_long_as, fitted
 from quire.planning.costmodel.step_work import windows_of
 from quire.planning.step_limits import StepLimits
-from quire.runtime.executor.executor import AdapterLoader, Executor
+from quire.runtime.executor.executor import Executor, Orders
 from quire.runtime.executor.factory import build_executor
 from quire.sampling_params import SamplingParams
 from quire.tools.bench.datasets import LocalTokens
@@ -164,8 +164,8 @@ class StepRecorder:
         self.steps: list[TimedStep] = []
 
     @property
-    def adapters(self) -> AdapterLoader | None:
-        return self._executor.adapters
+    def orders(self) -> Orders:
+        return self._executor.orders
 
     @property
     def max_in_flight(self) -> int:

@@ -11,7 +11,7 @@ from quire.compute.attention.backend import AttentionBackend
 from quire.foundation.clock import Clock
 from quire.foundation.messages.workers import Admitted, Plan
 from quire.models.layers.rotary import Positions
-from quire.models.model import Model
+from quire.models.model import MediaVectors, Model
 from quire.planning.auto_config import ResolvedConfig
 from quire.planning.kv_cache_plan import NumBlocks
 from quire.planning.step_limits import StepLimits
@@ -39,12 +39,14 @@ class SequenceForward:
         self._block_size, self._groups = config.cache.block_size, len(resolved.spec.kv_groups())
         self._captured = _CapturedHidden()
         device = torch.device("cuda:0" if config.device.device == "cuda" else "cpu")
-        slots = SlotTable(rows, self._blocks(max(lengths)), self._groups, resolved.spec.vocab_size, device)
+        blocks, entries = self._blocks(max(lengths)), resolved.spec.block_entries
+        slots = SlotTable(rows, blocks, self._groups, resolved.spec.vocab_size, device, entries=entries)
         self._worker = Worker(config, clock)
         self._worker.set_threads()
         loaded = LoadedModel(resolved.spec, self._captured, slots, kernels_known=False, gemm_warmup=None)
         needed = max(sum(map(self._blocks, lengths[batch.start : batch.stop])) for batch in self.batches)
-        self._worker.allocate(loaded, NumBlocks(needed * self._groups, 0))
+        self._has_states = bool(resolved.spec.state_layers)
+        self._worker.allocate(loaded, NumBlocks(needed * self._groups, 0, rows if self._has_states else 0))
 
     def hidden(self, model: Model, sequences: Sequence[list[int]]) -> list[Tensor]:
         """The hidden states [tokens, hidden] of each sequence of a batch, on the device."""
@@ -71,7 +73,8 @@ class SequenceForward:
         table = self._block_tables(sequences) if begins else []
         return Plan(
             step=self._step,
-            admitted=[_owner(slot, len(tokens)) for slot, tokens in enumerate(sequences)] if begins else [],
+            admitted=self._owners(sequences) if begins else [],
+            state_loads=[(0, 1 + slot) for slot in range(len(sequences))] if begins and self._has_states else [],
             block_slots=[slot for slot, _, _ in table],
             block_groups=[group for _, group, _ in table],
             block_indices=[index for _, _, index in table],
@@ -81,6 +84,16 @@ class SequenceForward:
             token_rows=list(range(len(sequences))),
             tokens=[token for chunk in chunks for token in chunk],
         )
+
+    def _owners(self, sequences: Sequence[list[int]]) -> list[Admitted]:
+        """The owners of slots, each with the state behind its slot's number."""
+        return [
+            Admitted(
+                slot, 0, 0, 0, SamplingParams(max_tokens=1), prompt_len=len(tokens), rope_length=len(tokens),
+                state=1 + slot if self._has_states else 0,
+            )
+            for slot, tokens in enumerate(sequences)
+        ]  # fmt: skip
 
     def _block_tables(self, sequences: Sequence[list[int]]) -> list[tuple[int, int, int]]:
         """Slot, KV group and index of each block that the sequences need."""
@@ -99,16 +112,14 @@ class _CapturedHidden:
     hidden_states: Tensor
     has_logits = True
 
-    def hidden(self, tokens: Tensor, positions: Positions, attention: AttentionBackend) -> Tensor:
-        self.hidden_states = self.model.hidden(tokens, positions, attention)
+    def hidden(
+        self, tokens: Tensor, positions: Positions, attention: AttentionBackend, media: MediaVectors | None = None
+    ) -> Tensor:
+        self.hidden_states = self.model.hidden(tokens, positions, attention, media)
         return self.hidden_states
 
     def logits(self, hidden: Tensor) -> Tensor:
         return self.model.logits(hidden)
-
-
-def _owner(slot: int, length: int) -> Admitted:
-    return Admitted(slot, 0, 0, 0, SamplingParams(max_tokens=1), prompt_len=length, rope_length=length)
 
 
 def _batches(lengths: Sequence[int]) -> list[range]:

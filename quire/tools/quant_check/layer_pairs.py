@@ -22,6 +22,7 @@ from quire.models.layers.factory import LayerFactory
 from quire.models.layers.layer import Layer, weight_specs_of
 from quire.models.layers.linear import Linear
 from quire.models.layers.norm import LayerNorm, RMSNorm
+from quire.models.layers.qk_norm import QKNorm
 from quire.models.model import Model, build_model
 from quire.models.weights.checkpoint import Checkpoint
 from quire.models.weights.tensor_options import TensorOptions
@@ -65,7 +66,7 @@ class LayerPair:
 
     @property
     def kind(self) -> Kind:
-        if isinstance(self._layer, RMSNorm | LayerNorm):
+        if isinstance(self._layer, RMSNorm | LayerNorm | QKNorm):
             return "norm"
         return "embedding" if isinstance(self._layer, Embedding) else "product"
 
@@ -136,12 +137,15 @@ def paired_models(
     ours, theirs = OnDemandWeights(), OnDemandWeights()
     others: list[Layer | OnDemandLayer] = []
     pairs: list[LayerPair] = []
+    in_pairs: set[Layer] = set()
 
     def other(layer: Layer) -> Layer | OnDemandLayer:
+        in_pairs.add(layer)
         others.append(layer if at_once else OnDemandLayer(layer, theirs))
         return others[-1]
 
     def paired(layer: Layer) -> LayerPair:
+        in_pairs.add(layer)
         pairs.append(LayerPair(layer, layer if at_once else OnDemandLayer(layer, ours), others[len(pairs)]))
         return pairs[-1]
 
@@ -156,6 +160,9 @@ def paired_models(
             else:
                 weights.checkpoint = open_checkpoint(resolved.config, resolved.spec, weight_specs_of(built.layers))
                 stack.callback(weights.checkpoint.close)
+                for layer in built.layers:
+                    if layer not in in_pairs:  # sinks of attention and corrections of routers, which are small
+                        layer.load_weights(weights.checkpoint)
         yield PairedModels(model, other_model, tuple(pairs))
 
 

@@ -9,12 +9,13 @@ from pathlib import Path
 import msgspec
 
 from quire.foundation.config import Config
-from quire.models.spec import ModelSpec, on_a_gpu, read_spec
+from quire.foundation.config.model import ModelConfig
+from quire.models.spec import ModelSpec, on_a_gpu, spec_of
 from quire.planning.costmodel.measured_step_times import MeasuredStepTimes, read_step_times
 from quire.tools.bench.report import write_json, write_text
 from quire.tools.bench.serving_figures import ServingReportOptions, percentiles_of
 from quire.tools.simulation.calibration import calibrate
-from quire.tools.simulation.deployment import Deployment, deploy, device_called
+from quire.tools.simulation.deployment import Deployment, deploy, device_called, with_drafts
 from quire.tools.simulation.engine import SimulatedRun, simulate
 from quire.tools.simulation.figures import figures
 from quire.tools.simulation.load import asked_load, find_model, timed_load
@@ -45,7 +46,7 @@ def run(options: SimulateOptions) -> int:
 def _simulated(options: SimulateOptions, limits: dict[str, float], percentiles: Sequence[float]) -> Simulation:
     assert options.model is not None
     directory = find_model(options.model)
-    spec = read_spec(directory, options.serving.quantization)
+    spec = spec_of(ModelConfig(model=options.model, quantization=options.serving.quantization), directory)
     where = _deployed(options, spec, directory)
     load = asked_load(options, spec, directory)
     searched = None
@@ -68,7 +69,7 @@ def _deployed(options: SimulateOptions, spec: ModelSpec, directory: Path) -> Dep
     device = device_called(options.gpu, options.serving.cpu_threads)
     spec = spec if options.gpu == "cpu" else on_a_gpu(spec)
     config = Config().with_values(model=str(options.model), **asdict(options.serving))
-    where = deploy(config, spec, device, options.serving.tensor_parallel_size)
+    where = deploy(with_drafts(config, spec, directory, device), spec, device, options.serving.tensor_parallel_size)
     measured = _step_times(options, config.with_values(model=str(directory), device="cpu"))
     if measured is None:
         return where

@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 from dataclasses import dataclass, replace
 from functools import cached_property
+from pathlib import Path
 from typing import Literal
 
 from quire.compute.mesh import Mesh
@@ -16,7 +17,7 @@ from quire.foundation.config import Config
 from quire.foundation.messages.workers import DeviceLimits
 from quire.models.quantization.formats import Fp8Format, GroupFormat, Int8Format, Quantization, Rule
 from quire.models.quantization.parsers import AT_LOAD
-from quire.models.rank_share import check_tensor_parallel_size, rank_share
+from quire.models.rank_spec import check_tensor_parallel_size, rank_share
 from quire.models.spec import ModelSpec
 from quire.planning.auto_config import batch_limits, resolve_dtype
 from quire.planning.costmodel.cards import CPU_SHARES, GPU_SHARES, Card, card
@@ -24,11 +25,13 @@ from quire.planning.costmodel.hardware import Hardware, cpu
 from quire.planning.costmodel.measured_step_times import MeasuredStepTimes
 from quire.planning.costmodel.roofline import Roofline
 from quire.planning.costmodel.step_time import Shares, StepTime
+from quire.planning.draft_model import drafter_spec, with_draft_model
 from quire.planning.kv_cache_plan import KVCachePlan
 from quire.planning.machine import Gpu, Machine, this_machine
 from quire.planning.memory_budget import KVDemand
-from quire.planning.ranks import plan_for_all
-from quire.planning.step_limits import StepLimits
+from quire.planning.rank_checks import plan_for_all
+from quire.planning.state_memory import most_sequences
+from quire.planning.step_limits import StepLimits, least_step_tokens
 from quire.runtime.worker.graph_shapes import GraphShapes
 from quire.tools.simulation.engine import SimulatedDevice
 
@@ -121,13 +124,25 @@ class Deployment:
             most = self.config.device.max_cudagraph_capture_size or 0
             sizes = GraphShapes(most, limits.rows, limits.tokens, limits.length).mixed_sizes(limits.tokens)
         blocks, vocab = self.plan.blocks, self.spec.vocab_size
-        limits_of_device = DeviceLimits(blocks.device, vocab, blocks.host, {}, sizes)
+        limits_of_device = DeviceLimits(blocks.device, vocab, blocks.host, {}, sizes, num_states=blocks.states)
         if self.measured is not None:
             step_ms, request_ms = self.measured.step_time(server=server), self.measured.request_ms(server=server)
             arrival_ms = self.measured.arrival_ms(server=server)
-            return SimulatedDevice(limits_of_device, step_ms, self.new_roofline(), request_ms, arrival_ms)
+            return SimulatedDevice(
+                limits_of_device, step_ms, self.new_roofline(), request_ms, arrival_ms, self.draft_step
+            )
         request_ms = self.shares.request_ms + server * self.shares.server_ms
-        return SimulatedDevice(limits_of_device, self.step, self.new_roofline(), request_ms)
+        return SimulatedDevice(limits_of_device, self.step, self.new_roofline(), request_ms, draft_ms=self.draft_step)
+
+    @property
+    def draft_step(self) -> StepTime | None:
+        """The time of a pass of the draft model or head; None if nothing is computed for drafts."""
+        draft = drafter_spec(self.config)
+        if draft is None:
+            return None
+        whole = replace(draft, head=None)  # a pass of a head reads the table of logits, whoever owns it
+        share, dtype = rank_share(whole, Mesh(0, self.tp, 1)), self.config.model.dtype
+        return StepTime(share, dtype, self.hardware, self.config.kv_dtype, self.shares)
 
 
 def device_called(name: str, cores: int | None = None) -> Card | Processor:
@@ -135,6 +150,29 @@ def device_called(name: str, cores: int | None = None) -> Card | Processor:
     if name == "cpu":
         return Processor(cores or len(os.sched_getaffinity(0)), this_machine())
     return card(name)
+
+
+def with_drafts(
+    config: Config, spec: ModelSpec, directory: Path, device: Card | Processor, *, needs_rates: bool = True
+) -> Config:
+    """Return settings in which the draft model or head that they ask for is found, if they do. Nothing reads its
+    weights.
+
+    Raises:
+        ConfigError: It does not suit the model or the device, or `needs_rates` and nothing says how often drafts are
+            right.
+    """
+    speculation = config.speculation.speculation
+    if speculation is None:
+        return config
+    config.speculation.check_device("cuda" if isinstance(device, Card) else "cpu", config.parallel.tensor_parallel_size)
+    if needs_rates and not speculation.synthetic_rates:
+        raise ConfigError(
+            '--speculative-config: say how often drafts are right, by "rejection_sample_method": "synthetic" and '
+            '"synthetic_acceptance_length".',
+            param="speculative_config",
+        )
+    return with_draft_model(config.with_values(load_format="dummy"), spec, directory)
 
 
 def deploy(config: Config, spec: ModelSpec, device: Card | Processor, tp: int = 1) -> Deployment:
@@ -151,7 +189,10 @@ def deploy(config: Config, spec: ModelSpec, device: Card | Processor, tp: int = 
     else:
         gpu, machine, stored = None, device.machine, spec
     dtype, _ = resolve_dtype(config.model.dtype, stored, machine, on_gpu=gpu is not None)
-    scheduler, _ = batch_limits(config.scheduler, gpu)
+    memory, drafts = machine.memory_bytes if gpu is None else gpu.free_bytes, config.speculation.speculation is not None
+    most_seqs = most_sequences(spec, dtype, tp * memory, drafts=drafts)
+    least_tokens = least_step_tokens(config, spec)
+    scheduler, _ = batch_limits(config.scheduler, gpu, least_tokens=least_tokens, most_seqs=most_seqs)
     config = replace(config, scheduler=scheduler).with_values(
         dtype=dtype, device="cpu" if gpu is None else "cuda", max_cudagraph_capture_size=0 if gpu is None else 512
     )

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
+import msgspec
 import numpy as np
 
-from quire.engine.build import ModelRuntimeInfo
+from quire.engine.build import runtime_info_of
 from quire.engine.core import EngineCore
 from quire.engine.port import Undecodable
 from quire.errors import ConfigError
@@ -19,6 +20,8 @@ from quire.foundation.messages.workers import DeviceLimits
 from quire.foundation.processes.garbage import no_collection
 from quire.models.spec import ModelSpec
 from quire.planning.costmodel.roofline import Roofline
+from quire.planning.memory_budget import KVDemand
+from quire.pooling_params import NO_SAMPLING, PoolingParams
 from quire.runtime.executor.simulated import IntArray, SimulatedExecutor, StepMilliseconds, VirtualClock
 from quire.sampling_params import SamplingParams
 from quire.tools.simulation.trace import Trace
@@ -68,6 +71,7 @@ class SimulatedDevice:
         cost: The scheduler's own model of step times.
         request_ms: The way of a request to its engine and back.
         arrival_ms: How much longer a step takes for each request that arrived before it.
+        draft_ms: How long a pass of the draft model takes; None: drafts take no time.
     """
 
     limits: DeviceLimits
@@ -75,6 +79,7 @@ class SimulatedDevice:
     cost: Roofline
     request_ms: float
     arrival_ms: float = 0.0
+    draft_ms: StepMilliseconds | None = None
 
 
 @dataclass(frozen=True)
@@ -101,13 +106,19 @@ class SimulatedRun:
 
 
 def simulate(config: Config, spec: ModelSpec, device: SimulatedDevice, trace: Trace) -> SimulatedRun:
-    """Serve a trace with resolved settings. Raises ConfigError if a request is too long for the engine."""
+    """Serve a trace with resolved settings. A model that generates no text makes a vector of each prompt, whose time
+    counts as that of the only token. Raises ConfigError if a request is too long for the engine."""
     clock = VirtualClock()
     seqs = config.scheduler.max_num_seqs
     assert seqs, "settings are resolved"
-    executor = SimulatedExecutor(device.limits, seqs, device.step_ms, clock)
-    port = _TracePort(trace, spec.vocab_size, device.request_ms / 1e3, clock, lambda: executor.delay(device.arrival_ms))
-    info = ModelRuntimeInfo(spec.kv_groups(), device.cost, spec.rope_length_mode)
+    limits = msgspec.structs.replace(device.limits, num_blocks=_blocks_in_use(config, spec, device.limits, trace))
+    speculation = config.speculation.speculation
+    rates = () if speculation is None else speculation.synthetic_rates
+    executor = SimulatedExecutor(limits, seqs, device.step_ms, clock, rates, device.draft_ms)
+    info = runtime_info_of(spec, device.cost)
+    if speculation is not None:
+        info = replace(info, drafts=lambda sampling: len(rates))
+    port = _TracePort(trace, spec, device, clock, lambda: executor.delay(device.arrival_ms))
     core = EngineCore(config, executor.start(), info, executor, port, clock)
     with no_collection():
         while port.is_open:
@@ -118,20 +129,33 @@ def simulate(config: Config, spec: ModelSpec, device: SimulatedDevice, trace: Tr
     return SimulatedRun(served, seconds, executor.steps, busy, port.occupancy)
 
 
+def _blocks_in_use(config: Config, spec: ModelSpec, limits: DeviceLimits, trace: Trace) -> int:
+    """The device's blocks, or as many as this load can ever write to: with these, as with more, none is evicted. A
+    small model leaves a large GPU tens of millions, and listing them takes longer than all else here."""
+    size, groups = config.cache.block_size, max(1, len(spec.kv_groups()))
+    demand = KVDemand.of(config, spec)
+    one = demand.blocks_for_one_sequence(demand.limits.length)  # which the engine must be able to hold
+    written = sum(-(-(each.prompt + each.output) // size) + 1 for each in trace.requests)  # and one for steps in flight
+    return min(limits.num_blocks, one + groups * written)
+
+
 class _TracePort:
     """The engine's port: gives it requests when their time has come, and notes when tokens do. A request's way there
-    and back takes `way_s` seconds, all before it arrives. `came` is called for each that reaches the engine."""
+    and back takes the device's `request_ms`, all before it arrives. `came` is called for each that reaches the
+    engine."""
 
     def __init__(
-        self, trace: Trace, vocab_size: int, way_s: float, clock: VirtualClock, came: Callable[[], None]
+        self, trace: Trace, spec: ModelSpec, device: SimulatedDevice, clock: VirtualClock, came: Callable[[], None]
     ) -> None:
         self._to_send = deque(enumerate(trace.requests))
-        self._prompts: Iterator[list[int]] = trace.token_ids(vocab_size)
+        self._prompts: Iterator[list[int]] = trace.token_ids(spec.vocab_size)
+        self._pooling = None if spec.pooler.generates else PoolingParams(task=spec.pooler.tasks[0])
         self._concurrency = trace.concurrency or len(trace.requests)
         self._on_the_way: deque[tuple[float, Add]] = deque()
         self._params: dict[int, SamplingParams] = {}  # by max_tokens: checking them takes longer than all else here
         self._open = 0
-        self._way_s, self._clock, self._came = way_s, clock, came
+        self._way_s, self._clock, self._came = device.request_ms / 1e3, clock, came
+        self._num_blocks = device.limits.num_blocks
         self._served = [Served(request.arrival, request.prompt) for request in trace.requests]
         self._tokens: list[tuple[float, IntArray, IntArray]] = []  # time, ids of requests, tokens of each
         self.occupancy: list[Occupancy] = []
@@ -159,8 +183,10 @@ class _TracePort:
         if not isinstance(message, Deltas):
             return
         now, load = self._clock.now(), message.load
-        self._tokens.append((now, np.array(message.ids, np.int64), np.array(message.counts, np.int64)))
-        held = 1 - load.free_blocks / load.num_blocks
+        pooled = [end.id for end in message.ends] if self._pooling is not None else []
+        ids, counts = [*message.ids, *pooled], [*message.counts, *([1] * len(pooled))]
+        self._tokens.append((now, np.array(ids, np.int64), np.array(counts, np.int64)))
+        held = (load.num_blocks - load.free_blocks) / self._num_blocks
         self.occupancy.append(Occupancy(now, load.running, load.waiting, held))
         for number, cached in message.cached_tokens:
             self._served[number - 1].cached = cached
@@ -193,12 +219,15 @@ class _TracePort:
             number, request = self._to_send.popleft()
             sent = request.arrival if self._concurrency >= len(self._served) else max(request.arrival, now)
             self._served[number].sent = sent
-            tokens = next(self._prompts)
-            params = self._params.get(request.output)
-            if params is None:
-                params = SamplingParams(max_tokens=request.output, ignore_eos=True, temperature=0.0)
-                self._params[request.output] = params
+            tokens, came = next(self._prompts), sent + self._way_s
+            params = NO_SAMPLING if self._pooling is not None else self._sampling(request.output)
             self._open += 1
-            self._on_the_way.append(
-                (sent + self._way_s, Add(number + 1, tokens, len(tokens), params, [], 0, sent + self._way_s))
-            )
+            add = Add(number + 1, tokens, len(tokens), params, [], 0, came, pooling=self._pooling)
+            self._on_the_way.append((came, add))
+
+    def _sampling(self, output: int) -> SamplingParams:
+        params = self._params.get(output)
+        if params is None:
+            params = SamplingParams(max_tokens=output, ignore_eos=True, temperature=0.0)
+            self._params[output] = params
+        return params

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Annotated, ClassVar
+from typing import Annotated, Any, ClassVar
 
 import tyro
 
@@ -53,6 +53,10 @@ class ServingOptions:
     preemption_mode: PreemptionMode | None = None
     """What happens to a sequence that has to make room. Default: whichever is estimated to cost less each time."""
 
+    speculative_config: dict[str, Any] | None = None
+    """Who proposes drafts, as quire serve takes it. How often drafts are right is given, by
+    "rejection_sample_method": "synthetic" and synthetic_acceptance_length or synthetic_acceptance_rates. A draft model
+    or a head is counted in memory and time."""
     cpu_threads: int | None = None
     """Threads that compute, with --gpu cpu. Default: as many as physical cores."""
 

@@ -21,6 +21,7 @@ from quire.tools.sizing.options import PlanOptions, read_prices
 from quire.tools.sizing.report import SizingPlan, as_json, as_text, check_text, picture
 from quire.tools.sizing.steady_state import Traffic
 from quire.tools.sizing.survey import Candidate, MemoryRow, devices, memory_row, survey
+from quire.tools.sizing.texts import plan_texts, spec_of_texts
 
 MAX_TRACED = 1_000
 """Requests of a trace that give the lengths and are simulated."""
@@ -33,6 +34,8 @@ def run(options: PlanOptions) -> int:
         print(check_text(checked(measured_rows())))
         return 0
     assert options.model is not None
+    if (of_texts := spec_of_texts(options)) is not None:
+        return plan_texts(options, of_texts)
     spec = read_spec(find_model(options.model))
     trace = _trace(options)
     traffic = Traffic(options.input_len, options.output_len) if trace is None else _traffic(trace)

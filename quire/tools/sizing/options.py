@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 import msgspec
 import tyro
@@ -26,9 +26,9 @@ class PlanOptions:
 
     model: Annotated[tyro.conf.Positional[str | None], tyro.conf.arg(metavar="MODEL")] = None
     """A directory, a config.json, a GGUF file, quill, or a hub id whose config.json is in the local cache."""
-    gpu: str = "all"
+    gpu: str | None = None
     """Devices, separated by commas: h200, h100, a100, l40s, l4, 4090, b200 and others; cpu is this machine's processor;
-    all are all of them."""
+    all are all of them. Default: this machine's GPU, or its processor if it has none."""
     tensor_parallel_sizes: str = "1,2,4,8"
     """How many of a device may divide the model, separated by commas."""
     formats: str = "checkpoint,fp8,w4a16"
@@ -40,8 +40,13 @@ class PlanOptions:
     """Most tokens of a sequence. Default: input and output together."""
     max_num_seqs: int | None = None
     """Most sequences at once. Default: the server's."""
+    speculative_config: dict[str, Any] | None = None
+    """Who proposes drafts, as quire serve takes it. Memory of a draft model or head, and of states for drafts, is
+    counted; speeds are those without drafts."""
     gpu_memory_utilization: float = 0.9
     """Share of a device's memory that the engine takes."""
+    kv_offloading_size: float | None = None
+    """GiB of host memory for the prefix cache beyond the devices, of all that divide the model together."""
     input_len: int = 512
     """Tokens of a prompt."""
     output_len: int = 128
@@ -66,7 +71,7 @@ class PlanOptions:
 
     def __post_init__(self) -> None:
         lengths = ("input_len", "output_len", "max_model_len", "max_num_seqs")
-        check_positive(self, *lengths, "rate", "target_ttft", "target_tpot")
+        check_positive(self, *lengths, "kv_offloading_size", "rate", "target_ttft", "target_tpot")
         if self.model is None and not self.check:
             raise ConfigError("Name a model: quire plan MODEL. 'quire plan --help' lists the flags.", param="model")
 

@@ -2,20 +2,21 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
 from quire.models.spec import ModelSpec
 from quire.planning.costmodel.cards import CARDS
-from quire.planning.footprint import GIB
+from quire.planning.footprint import GIB, format_bytes
 from quire.tools.bench.report import Line, Panel, svg
 from quire.tools.simulation.figures import Figures
 from quire.tools.sizing.measured_rows import CheckedRow
 from quire.tools.sizing.steady_state import Traffic
 from quire.tools.sizing.survey import Candidate, MemoryRow
 
-SHOWN = 24
+SHOWN = 10
 """Maximum number of candidates that are printed; the JSON has all."""
 
 
@@ -35,18 +36,17 @@ class SizingPlan:
 
 def as_text(plan: SizingPlan) -> str:
     spec, traffic = plan.spec, plan.traffic
-    layers, attention = len(spec.layers), spec.attention
     head = [
-        f"{plan.name}: {spec.architecture}, {spec.num_parameters / 1e9:,.2f}B parameters, {layers} layers, "
-        f"{attention.kv_heads} KV heads of {attention.head_dim}, up to {spec.max_model_len:,} tokens",
-        f"KV cache: 2 × {layers} layers × {attention.kv_heads} heads × {attention.head_dim} × 2 bytes = "
-        f"{spec.kv_bytes_per_token('bfloat16'):,} bytes a token in bf16",
+        f"{plan.name}: {spec.architecture}, {spec.num_parameters / 1e9:,.2f}B parameters, {len(spec.layers)} layers, "
+        f"up to {spec.max_model_len:,} tokens",
+        *_caches(spec),
+        *_padding(spec),
         "",
         "Memory of each device, and how many sequences fit at a time by their length:",
-        *_columns(_memory_lines(plan.memory)),
+        *columns(_memory_lines(plan.memory)),
         "",
         f"Prompts of {traffic.prompt:,} and outputs of {traffic.output:,} tokens; the best within the targets first:",
-        *_columns(_candidate_lines(plan)),
+        *columns(_candidate_lines(plan)),
     ]
     left_out = len(plan.candidates) - SHOWN
     return "\n".join([*head, *([f"… {left_out} more, see --json"] if left_out > 0 else []), *_notes(plan)])
@@ -58,6 +58,7 @@ def as_json(plan: SizingPlan) -> dict[str, Any]:
         "model": plan.name,
         "parameters": plan.spec.num_parameters,
         "kv_bytes_per_token": plan.spec.kv_bytes_per_token("bfloat16"),
+        "state_bytes_per_sequence": plan.spec.state_bytes("bfloat16"),
         "input_len": plan.traffic.prompt,
         "output_len": plan.traffic.output,
         "request_rate": plan.rate,
@@ -90,7 +91,38 @@ def check_text(rows: Sequence[CheckedRow]) -> str:
     ]  # fmt: skip
     errors = sorted(abs(row.error) for row in rows)
     middle, worst = errors[len(errors) // 2], errors[-1]
-    return "\n".join([*_columns(lines), f"{len(rows)} rows: median error {middle:.1%}, worst {worst:.1%}"])
+    return "\n".join([*columns(lines), f"{len(rows)} rows: median error {middle:.1%}, worst {worst:.1%}"])
+
+
+def _caches(spec: ModelSpec) -> list[str]:
+    """Return lines about what layers cache of a token, and of a sequence."""
+    lines = []
+    if spec.kv_groups():
+        bytes_each = spec.kv_bytes_per_token("bfloat16")
+        lines.append(f"KV cache: {_cached(spec)} × 2 bytes = {bytes_each:,} bytes a token in bf16")
+    if number := len(spec.state_layers):
+        lines.append(f"States: {number} layers, {format_bytes(spec.state_bytes('bfloat16'))} a sequence in bf16")
+    return lines
+
+
+def _cached(spec: ModelSpec) -> str:
+    """Return what layers cache, by their forms; those that read another layer's cache are not counted."""
+    forms = Counter(layer.mixer.form for layer in spec.layers if layer.mixer.form.planes)
+    shown = []
+    for form, count in forms.items():
+        planes = " + ".join(f"{plane.name} {' × '.join(map(str, plane.shape))}" for plane in form.planes)
+        shown.append(f"{count} layers × ({planes})")
+    return shown[0] if len(shown) == 1 else f"({' + '.join(shown)})"
+
+
+def _padding(spec: ModelSpec) -> list[str]:
+    """Return a line about the groups of layers that cache different amounts, and what they waste."""
+    groups, parts = spec.kv_groups(), spec.block_parts
+    if max(spec.block_entries, default=1) == 1:
+        return []
+    sizes = " and ".join(str(each) for each in dict.fromkeys(parts))
+    unused = sum(1 - len(group.layers) / each for group, each in zip(groups, parts, strict=True)) / len(groups)
+    return [f"Blocks: {len(groups)} groups of {sizes} layers, of which padding takes {unused:.1%}"]
 
 
 def _memory_lines(rows: Sequence[MemoryRow]) -> list[list[str]]:
@@ -100,7 +132,7 @@ def _memory_lines(rows: Sequence[MemoryRow]) -> list[list[str]]:
         sizes = [f"{size / GIB:.2f}" for size in (row.weights, row.activations, row.kv_cache)]
         shown = [*sizes, f"{row.kv_bytes_per_token / 1024:g} KiB"] if row.weights else ["does not fit", "", "", ""]
         fits = [f"{row.fits[length]:,}" if row.fits.get(length) else "-" for length in lengths]
-        lines.append([_named(row.device, row.tp), row.format, *shown, *fits])
+        lines.append([named(row.device, row.tp), row.format, *shown, *fits])
     return lines
 
 
@@ -123,6 +155,11 @@ def _notes(plan: SizingPlan) -> list[str]:
     notes = []
     if (best := plan.candidates[0]).best is not None:
         notes.append(f"recommended: {_device(best)}, {best.format}, {best.best.batch} at a time")
+    if (host := best.host) is not None:
+        notes.append(
+            f"host memory: {host.tokens:,} more tokens of prefixes; a prompt of {plan.traffic.prompt:,} is loaded in "
+            f"{host.load_ms:,.1f} ms, and computed in {host.compute_ms:,.1f}"
+        )
     if plan.simulated is not None:
         notes += ["The trace on the recommended one, simulated:", plan.simulated.as_text()]
     shown = {each.device for each in plan.candidates}
@@ -150,6 +187,7 @@ def _candidate_json(plan: SizingPlan, each: Candidate) -> dict[str, Any]:
         "price_per_hour": each.price,
         "cost_per_million_output_tokens": each.cost,
         "devices_for_rate": _devices(plan, each),
+        "host_prefixes": asdict(each.host) if each.host else None,
         "reason": each.reason,
     }
 
@@ -161,10 +199,11 @@ def _devices(plan: SizingPlan, each: Candidate) -> int | None:
 
 
 def _device(candidate: Candidate) -> str:
-    return _named(candidate.device, candidate.tp)
+    return named(candidate.device, candidate.tp)
 
 
-def _named(device: str, tp: int) -> str:
+def named(device: str, tp: int) -> str:
+    """Return the name of several devices of one kind."""
     return device if tp == 1 else f"{tp} × {device}"
 
 
@@ -172,8 +211,8 @@ def _short(text: str) -> str:
     return text if len(text) <= 100 else text[:99] + "…"
 
 
-def _columns(lines: Sequence[Sequence[str]]) -> list[str]:
-    """Aligned columns: the first two and the last to the left."""
+def columns(lines: Sequence[Sequence[str]]) -> list[str]:
+    """Return aligned columns: the first two and the last to the left."""
     widths = [max(len(line[at]) for line in lines) for at in range(len(lines[0]))]
     last = len(widths) - 1
 

@@ -6,17 +6,32 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import get_args
 
+from quire.compute.mesh import Mesh
 from quire.errors import ConfigError, QuireError
 from quire.foundation.config import Config
+from quire.models.rank_spec import rank_share
 from quire.models.spec import ModelSpec
-from quire.planning.costmodel.cards import CARDS, card
+from quire.planning import machine
+from quire.planning.costmodel.cards import CARDS, card, word_of
+from quire.planning.footprint import GIB
 from quire.planning.memory_budget import KVDemand
-from quire.tools.simulation.deployment import Deployment, FormatName, deploy, device_called, in_format
+from quire.tools.simulation.deployment import Deployment, FormatName, deploy, device_called, in_format, with_drafts
+from quire.tools.simulation.load import find_model
 from quire.tools.sizing.options import PlanOptions
 from quire.tools.sizing.steady_state import SteadyState, Traffic, steady_state
 
 BATCHES = (1, 2, 4, 8, 16, 32, 48, 64, 96, 128, 192, 256, 384, 512)
 """Numbers of sequences at a time that are tried."""
+
+
+@dataclass(frozen=True)
+class HostPrefixes:
+    """What the prefix cache keeps in host memory: how many tokens, and in how many milliseconds a prompt is loaded from
+    there, or computed."""
+
+    tokens: int
+    load_ms: float
+    compute_ms: float
 
 
 @dataclass(frozen=True)
@@ -32,6 +47,7 @@ class Candidate:
         best: The state with the most tokens a second within the targets; None if there is none.
         reason: Why this state is the best, or why there is none.
         price: Of an hour of all devices; None if not known.
+        host: What is kept in host memory; None without --kv-offloading-size, or if the model does not fit.
     """
 
     device: str
@@ -42,6 +58,7 @@ class Candidate:
     best: SteadyState | None
     reason: str
     price: float | None
+    host: HostPrefixes | None = None
 
     @property
     def cost(self) -> float | None:
@@ -57,8 +74,8 @@ def survey(options: PlanOptions, spec: ModelSpec, traffic: Traffic, prices: dict
     found = [
         _candidate(options, spec, device, tp, form, traffic, prices)
         for device in devices(options)
-        for tp in _sizes(options, device)
-        for form in _formats(options, spec)
+        for tp in sizes(options, device)
+        for form in formats(options, spec)
     ]
     return sorted(found, key=_order)
 
@@ -72,28 +89,45 @@ def _order(candidate: Candidate) -> tuple[bool, bool, float]:
 
 def devices(options: PlanOptions) -> list[str]:
     """The devices that --gpu asks for, by their words there. Raises ConfigError if a device is not known."""
-    names = [*CARDS, "cpu"] if options.gpu == "all" else [name.strip().lower() for name in options.gpu.split(",")]
+    asked = options.gpu or _this_machine()
+    names = [*CARDS, "cpu"] if asked == "all" else [name.strip().lower() for name in asked.split(",")]
     for name in names:
         if name != "cpu":
             card(name)
     return names
 
 
+def _this_machine() -> str:
+    """The word of this machine's GPU, or of all devices if it is not in the table; without a GPU the processor's."""
+    if (gpu := machine.this_machine().gpu) is None:
+        return "cpu"
+    return word_of(gpu.name, gpu.memory_bytes) or "all"
+
+
 def sequences_that_fit(deployment: Deployment, length: int) -> int:
-    """How many sequences of this length the KV cache holds at a time."""
-    return deployment.plan.num_blocks // KVDemand.of(deployment.config, deployment.spec).blocks_for_one_sequence(length)
+    """How many sequences of this length the KV cache holds at a time; of a model with states, at most as many as have
+    one."""
+    plan, most = deployment.plan, deployment.limits.rows
+    blocks = KVDemand.of(deployment.config, deployment.spec).blocks_for_one_sequence(length)
+    fits = plan.num_blocks // blocks if blocks else most
+    return min(fits, most) if plan.num_states else fits
 
 
 def deployed(options: PlanOptions, spec: ModelSpec, device: str, tp: int, length: int) -> Deployment:
-    """The model on a device, with settings as asked. Raises the errors of `deploy`."""
+    """Return the model on a device, with settings as asked. Raises the errors of `deploy`."""
     config = Config().with_values(
         max_model_len=options.max_model_len or min(length, spec.max_model_len),
         max_num_seqs=options.max_num_seqs,
         kv_cache_dtype=options.kv_cache_dtype,
         gpu_memory_utilization=options.gpu_memory_utilization,
         tensor_parallel_size=tp,
+        speculative_config=options.speculative_config,
     )
-    return deploy(config, spec, device_called(device), tp)
+    where = device_called(device)
+    if options.speculative_config is not None:
+        assert options.model is not None
+        config = with_drafts(config, spec, find_model(options.model), where, needs_rates=False)
+    return deploy(config, spec, where, tp)
 
 
 def _candidate(
@@ -110,7 +144,18 @@ def _candidate(
     reached = tuple(_until_too_slow(options, deployment, batches, traffic))
     good = [state for state in reached if _is_good(options, state)]
     best = max(good, key=lambda state: state.output_tokens_per_s, default=None)
-    return Candidate(device, tp, form, deployment, reached, best, _reason(options, reached, best, most), price)
+    reason, host = _reason(options, reached, best, most), _host_prefixes(options, deployment, traffic)
+    return Candidate(device, tp, form, deployment, reached, best, reason, price, host)
+
+
+def _host_prefixes(options: PlanOptions, deployment: Deployment, traffic: Traffic) -> HostPrefixes | None:
+    plan, demand = deployment.plan, KVDemand.of(deployment.config, deployment.spec)
+    if options.kv_offloading_size is None or not demand.groups:
+        return None
+    on_host = int(options.kv_offloading_size * GIB) // deployment.tp // demand.block_bytes
+    cost, blocks = deployment.new_roofline(), demand.blocks_for_one_sequence(traffic.prompt)
+    tokens = on_host * deployment.kv_tokens // plan.num_blocks
+    return HostPrefixes(tokens, cost.swap_ms(blocks) / 2, cost.recompute_ms(traffic.prompt))
 
 
 def _until_too_slow(
@@ -141,21 +186,21 @@ def _reason(options: PlanOptions, reached: tuple[SteadyState, ...], best: Steady
     return f"{what} {took:,.1f} ms with {slow.batch}, more than {limit:g}"
 
 
-def _sizes(options: PlanOptions, device: str) -> list[int]:
+def sizes(options: PlanOptions, device: str) -> list[int]:
     """Numbers of devices; a processor is always one. Raises ConfigError if the option is no list of numbers."""
     try:
-        sizes = [int(text) for text in options.tensor_parallel_sizes.split(",")]
+        numbers = [int(text) for text in options.tensor_parallel_sizes.split(",")]
     except ValueError:
-        sizes = [0]
-    if min(sizes) < 1:
+        numbers = [0]
+    if min(numbers) < 1:
         raise ConfigError(
             f"--tensor-parallel-sizes takes numbers from 1 on, as 1,2,4; not {options.tensor_parallel_sizes}.",
             param="tensor_parallel_sizes",
         )
-    return [1] if device == "cpu" else sizes
+    return [1] if device == "cpu" else numbers
 
 
-def _formats(options: PlanOptions, spec: ModelSpec) -> list[FormatName]:
+def formats(options: PlanOptions, spec: ModelSpec) -> list[FormatName]:
     """Formats of weights. Raises ConfigError if a format is not known."""
     known: tuple[FormatName, ...] = get_args(FormatName)
     asked = options.formats.split(",")
@@ -169,7 +214,8 @@ LENGTHS = (2_048, 8_192, 32_768, 131_072)
 
 @dataclass(frozen=True)
 class MemoryRow:
-    """A device's memory with a model in one format, in bytes of one device; 0 if the weights do not fit. `fits` has the
+    """A device's memory with a model in one format, in bytes of one device; 0 if the weights do not fit. `kv_cache` has
+    states besides. `fits` has the
     sequences at a time by their length, for lengths up to the model's limit; 0 if none fits."""
 
     device: str
@@ -197,6 +243,6 @@ def memory_row(options: PlanOptions, spec: ModelSpec, device: str, tp: int, form
         fits[length] = sequences_that_fit(found, length)
         if not weights:
             parts = found.plan.footprint
-            weights, activations, kv_cache = parts.weights, parts.activations, parts.kv_cache
-            per_token = spec.kv_bytes_per_token(found.config.kv_dtype) // min(tp, spec.attention.kv_heads)
+            weights, activations, kv_cache = parts.weights, parts.activations, parts.kv_cache + parts.states
+            per_token = rank_share(spec, Mesh(tp=tp)).kv_bytes_per_token(found.config.kv_dtype)
     return MemoryRow(device, tp, form, weights, activations, kv_cache, per_token, fits)

@@ -135,8 +135,8 @@ def test_a_request_that_changed_is_asked_again(tmp_path: Path) -> None:
     [
         (["no", "[]"], "line 1: This line is not valid JSON"),
         ([request(0), request(0)], "line 2: custom_id 'r0' was in line 1"),
-        ([request(0), request(0, url="/v1/embeddings")], "line 2: custom_id 'r0' was in line 1"),
-        ([request(0, url="/v1/embeddings")], "line 1: url must be"),
+        ([request(0), request(0, url="/v1/moderations")], "line 2: custom_id 'r0' was in line 1"),
+        ([request(0, url="/v1/moderations")], "line 1: url must be"),
     ],
 )
 def test_wrong_input_is_said_before_anything_starts(tmp_path: Path, lines: list[str], words: str) -> None:
@@ -147,7 +147,7 @@ def test_wrong_input_is_said_before_anything_starts(tmp_path: Path, lines: list[
 
 def test_lines_that_are_no_requests_get_an_error_and_the_others_an_answer(tmp_path: Path) -> None:
     lines = [
-        request(0), "no", request(2, url="/v1/embeddings"), request(3), request(4, body={"prompt": 4, "stream": True}),
+        request(0), "no", request(2, url="/v1/moderations"), request(3), request(4, body={"prompt": 4, "stream": True}),
         '{"custom_id": 5}', request(6),
     ]  # fmt: skip
     write(tmp_path, lines)

@@ -141,7 +141,7 @@ def test_input_that_is_not_requests_fails_as_a_whole(client: openai.OpenAI) -> N
 @pytest.mark.parametrize(
     ("options", "param"),
     [
-        ({"endpoint": "/v1/embeddings"}, "endpoint"),
+        ({"endpoint": "/v1/moderations"}, "endpoint"),
         ({"completion_window": "soon"}, "completion_window"),
         ({"metadata": {"a": "x" * 513}}, "metadata.a"),
         ({"metadata": {str(i): "" for i in range(17)}}, "metadata"),

@@ -6,11 +6,9 @@ import json
 from typing import Any
 
 import pytest
-from openai.types.responses import Response
 
-from tests.api.openai_types import check, unknown_fields
 from tests.api.responses.test_tools import TIME, WEATHER, group
-from tests.api.responses.wire import connect, events_of
+from tests.api.responses.wire import connect, events_of, response_of
 from tests.api.server import Server, prompts_sent
 from tests.api.speaker import Speaker
 
@@ -28,11 +26,7 @@ def call(name: str) -> str:
 
 def ask(server: Server, **fields: Any) -> dict[str, Any]:
     """A response, whose types were checked."""
-    answer = server.post("/v1/responses", {"input": "Go.", **fields})
-    assert answer.status_code == 200, answer.text
-    body: dict[str, Any] = answer.json()
-    assert unknown_fields(check(Response, body)) == []
-    return body
+    return response_of(server, {"input": "Go.", **fields})
 
 
 def prompt(server: Server, **fields: Any) -> str:

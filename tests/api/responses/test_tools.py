@@ -7,10 +7,8 @@ from typing import Any
 
 import openai
 import pytest
-from openai.types.responses import Response
 
-from tests.api.openai_types import check, unknown_fields
-from tests.api.responses.wire import connect, events_of, kinds
+from tests.api.responses.wire import connect, events_of, kinds, response_of
 from tests.api.server import Server
 from tests.api.speaker import Speaker
 
@@ -43,11 +41,7 @@ def client(server: Server) -> openai.OpenAI:
 
 def ask(server: Server, **fields: Any) -> dict[str, Any]:
     """A response, whose types were checked."""
-    answer = server.post("/v1/responses", {"input": "How is the weather?", "tools": [WEATHER], **fields})
-    assert answer.status_code == 200, answer.text
-    body: dict[str, Any] = answer.json()
-    assert unknown_fields(check(Response, body)) == []
-    return body
+    return response_of(server, {"input": "How is the weather?", "tools": [WEATHER], **fields})
 
 
 def prompt_of(server: Server, add: Any) -> str:
@@ -220,7 +214,7 @@ def test_log_probabilities_belong_to_the_text_alone(server: Server, model: Speak
         ({"tools": [{**WEATHER, "allowed_callers": ["programmatic"]}]}, "tools[0].allowed_callers"),
         ({"tools": [TIME, group("a", WEATHER, {**WEATHER, "name": "two words"})]}, "tools[1].tools[1].name"),
         ({"tools": [group("a", WEATHER, WEATHER)]}, "tools[0].tools[1].name"),
-        ({"tools": [group("a", {"type": "custom", "name": "x"})]}, "tools[0].tools[0].type"),
+        ({"tools": [group("a", {"type": "custom", "name": "two words"})]}, "tools[0].tools[0].name"),
         ({"tools": [group("a", {"type": "web_search"})]}, "tools[0].tools[0].type"),
         ({"tools": [{"type": "namespace", "tools": []}]}, "tools[0].name"),
         ({"tools": [group("a", *[TIME] * 600), group("b", *[TIME] * 600)]}, "tools"),

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import openai
-from openai.types.responses import ResponseStreamEvent
+from openai.types.responses import Response, ResponseStreamEvent
 
 from tests.api.openai_types import check, unknown_fields
 from tests.api.server import Server
@@ -27,6 +27,15 @@ TEXT_EVENTS = [
 
 def connect(server: Server) -> openai.OpenAI:
     return openai.OpenAI(base_url=server.url + "/v1", api_key="none", max_retries=0)
+
+
+def response_of(server: Server, body: dict[str, Any]) -> dict[str, Any]:
+    """A response, whose types were checked."""
+    answer = server.post("/v1/responses", body)
+    assert answer.status_code == 200, answer.text
+    response: dict[str, Any] = answer.json()
+    assert unknown_fields(check(Response, response)) == []
+    return response
 
 
 def events_of(server: Server, body: dict[str, Any]) -> list[dict[str, Any]]:

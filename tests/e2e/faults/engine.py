@@ -12,7 +12,7 @@ from quire.foundation.config import Config
 from quire.foundation.messages.workers import DeviceLimits, Plan, Result, TokenBitmasks
 from quire.foundation.processes.child_main import run_child
 from quire.foundation.processes.launch import GroupEnds, LaunchConfig, SendReport
-from quire.runtime.executor.executor import AdapterLoader, Executor
+from quire.runtime.executor.executor import Executor, Orders
 from quire.runtime.executor.factory import build_executor
 
 FAULT_FILE = "QUIRE_TEST_FAULT_FILE"
@@ -38,8 +38,8 @@ class FaultyExecutor:
         return self._inner.max_in_flight
 
     @property
-    def adapters(self) -> AdapterLoader | None:
-        return self._inner.adapters
+    def orders(self) -> Orders:
+        return self._inner.orders
 
     def start(self) -> DeviceLimits:
         return self._inner.start()
@@ -109,8 +109,8 @@ def _break_cuda() -> None:
 
 
 def main(launch: LaunchConfig, report: SendReport) -> None:
-    def make(config: Config, clock: Clock, group: GroupEnds | None) -> Executor:
-        return FaultyExecutor(build_executor(config, clock, group))
+    def make(config: Config, clock: Clock, group: GroupEnds | None, memory: memoryview | None) -> Executor:
+        return FaultyExecutor(build_executor(config, clock, group, memory))
 
     engine_main(launch, report, make)
 

@@ -17,7 +17,8 @@ from tests.e2e.poison.poison import (
 ENDPOINTS = (
     COMPLETIONS, CHAT, RESPONSES, MESSAGES, GENERATE, OLLAMA_CHAT, OLLAMA_GENERATE, "/v1/messages/count_tokens",
     "/v1/responses/input_tokens", "/tokenize", "/detokenize", "/v1/chat/completions/batch", "/invocations",
-    "/v1/chat/completions/render", "/v1/completions/render", "/v1/batches",
+    "/v1/chat/completions/render", "/v1/completions/render", "/v1/batches", "/v1/embeddings", "/pooling", "/classify",
+    "/score", "/rerank", "/v2/embed", "/api/embed", "/api/embeddings", "/v1/decisions",
 )  # fmt: skip
 WRONG = {
     "nothing": b"",

@@ -150,7 +150,7 @@ WRONG: list[tuple[str, dict[str, Any]]] = [
     (RESPONSES, {"input": [{"role": "user", "content": [{"type": "input_image", "image_url": "http://127.0.0.1"}]}]}),
     (RESPONSES, {"previous_response_id": "resp_../../../../etc/passwd"}),
     (RESPONSES, {"background": True}),
-    (RESPONSES, {"tools": [{"type": "local_shell"}]}),
+    (RESPONSES, {"tools": [{"type": "a_tool_of_nobody"}]}),
     (RESPONSES, {"metadata": {str(i): "a" for i in range(1_000)}}),
     (RESPONSES, {"text": {"format": {"type": "json_schema", "name": "a", "strict": True, "schema": {"not": 5}}}}),
     (MESSAGES, {"messages": [{"role": "system", "content": "a"}, {"role": "bad", "content": "a"}]}),

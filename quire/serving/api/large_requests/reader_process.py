@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ctypes
 import importlib
+import json
 import os
 import resource
 import socket
@@ -20,11 +21,16 @@ from pydantic import BaseModel
 from quire.errors import RequestError
 from quire.foundation.config import Config, environment
 from quire.foundation.processes.helper_process import Channel, run_helper
+from quire.media.fetch import MediaAccess
+from quire.media.model_audio import ModelAudio, load_model_audio
+from quire.media.model_images import ImageSettings, ModelImages, load_model_images
 from quire.serving.api.large_requests.readers import (
     Answer,
     CheckBody,
     Decode,
     Encode,
+    ReadAudio,
+    ReadImage,
     Render,
     Setup,
     Task,
@@ -43,6 +49,7 @@ NICENESS = 15
 ADDRESS_SPACE = 12 * 2**30
 """Bytes that the process may map: a text takes a hundred times its size while it is encoded, and threads reserve
 much."""
+_KEPT_SETTINGS = 16
 _TRIMMED = 2**20
 """Memory is given back to the machine after a task of more bytes."""
 
@@ -74,6 +81,7 @@ class Reader:
 
     def __init__(self, config: Config) -> None:
         self._config = config
+        self._images_by_settings: dict[tuple[str, str], ModelImages] = {}
 
     def answer(self, task: Task) -> Answer:
         try:
@@ -86,6 +94,11 @@ class Reader:
                     return Answer(self._tokenizer.decode(unpack(tokens), skip_special_tokens=False))
                 case Render():
                     return Answer(self._render(task))
+                case ReadAudio(content, pads_short):
+                    return Answer(medium=self._audio.read(content, pads_short=pads_short))
+                case ReadImage(url, content, processor, io):
+                    images = self._images_of(processor, io)
+                    return Answer(medium=images.of_file(content or self._access.read(url)))
         except RequestError as error:
             return Answer.refusal(error)
         except MemoryError:
@@ -94,6 +107,32 @@ class Reader:
     @cached_property
     def _text(self) -> ModelText:
         return load_model_text(self._config)
+
+    @cached_property
+    def _images(self) -> ModelImages:
+        images = load_model_images(self._config)
+        assert images is not None, "images of a model that reads text alone"
+        return images
+
+    def _images_of(self, processor: str, io: str) -> ModelImages:
+        """Return what the model makes of images under a request's settings, which many requests share."""
+        key = processor, io
+        if key not in self._images_by_settings:
+            if len(self._images_by_settings) >= _KEPT_SETTINGS:
+                self._images_by_settings.clear()
+            settings = ImageSettings(json.loads(processor), json.loads(io))
+            self._images_by_settings[key] = self._images.with_settings(settings)
+        return self._images_by_settings[key]
+
+    @cached_property
+    def _audio(self) -> ModelAudio:
+        audio = load_model_audio(self._config)
+        assert audio is not None, "sounds for a model that cannot hear"
+        return audio
+
+    @cached_property
+    def _access(self) -> MediaAccess:
+        return MediaAccess.of(self._config)
 
     @property
     def _tokenizer(self) -> Tokenizer:

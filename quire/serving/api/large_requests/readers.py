@@ -19,6 +19,7 @@ from pydantic import BaseModel
 
 from quire.errors import OverloadedError, QuireError, RequestError, UnsupportedField
 from quire.foundation.config import Config
+from quire.foundation.messages.to_engine import Medium
 from quire.foundation.processes.helper_process import ChannelClosed, HelperPool, HelperProcess
 from quire.serving.api.schemas.known_fields import FieldLists
 
@@ -106,18 +107,47 @@ class Render(msgspec.Struct, frozen=True, array_like=True, tag=True):
     template: str | None = None
 
 
-Task = CheckBody | Encode | Decode | Render
+class ReadImage(msgspec.Struct, frozen=True, array_like=True, tag=True):
+    """Asks for an image as the model's tower takes it: of a data: or file: URL, or of what another URL brought.
+    `processor` and `io` are what the request says about its images, as JSON."""
+
+    url: str
+    content: bytes = b""
+    processor: str = "{}"
+    io: str = "{}"
+
+    @property
+    def size(self) -> int:
+        """About how many bytes the task has."""
+        return len(self.url) + len(self.content)
+
+
+class ReadAudio(msgspec.Struct, frozen=True, array_like=True, tag=True):
+    """Asks for the features of a file's sound; with `pads_short`, silence follows sounds that are shorter than what the
+    model's encoder reads."""
+
+    content: bytes
+    pads_short: bool
+
+    @property
+    def size(self) -> int:
+        """About how many bytes the task has."""
+        return len(self.content)
+
+
+Task = CheckBody | Encode | Decode | Render | ReadImage | ReadAudio
 
 
 class Answer(msgspec.Struct, frozen=True, array_like=True):
-    """What came of a task: `text` of Render and Decode, packed `tokens` of Encode, or the class, message and field of
-    an error. The first answer says that the process is ready."""
+    """What came of a task: `text` of Render and Decode, packed `tokens` of Encode, `medium` of ReadImage and
+    ReadAudio, or the class, message and field of an error. The first answer says that the process is ready."""
 
     text: str = ""
     tokens: bytes = b""
     error: str = ""
     message: str = ""
     param: str | None = None
+    medium: Medium | None = None
 
     @classmethod
     def refusal(cls, error: RequestError) -> Answer:
@@ -173,7 +203,8 @@ class LargeRequestReaders:
                     f"The server reads too many large requests. Send it again in {_RETRY_S} s.", retry_after_s=_RETRY_S
                 )
             self._waiting_bytes += size
-        future = (self._huge if size > HUGE else self._threads).submit(self._answer, task)
+        is_huge = size > HUGE and not isinstance(task, ReadImage | ReadAudio)  # whose size says little about its costs
+        future = (self._huge if is_huge else self._threads).submit(self._answer, task)
         future.add_done_callback(lambda _: self._leave(size))  # also when its client leaves before its turn
         answer: Answer = await asyncio.wrap_future(future)
         answer.raise_error()

@@ -1,6 +1,10 @@
 // One answer of the model as it streams in: what it says, when it said it, and what that took.
 
-import { events } from "./server.js";
+import { problemOf } from "./problems.js";
+import { ServerError, events } from "./server.js";
+
+const MEASURED_MS = 100;  // what comes within less says nothing about speed
+const KEPT = ["content", "reasoning", "calls", "tokens", "usage", "finish", "problem", "isTooLong", "request", "system", "model", "sent"];
 
 export class Answer {
   content = "";
@@ -9,48 +13,63 @@ export class Answer {
   tokens = [];  // with their log probabilities, if those were asked for
   usage = null;
   finish = "";  // why it ended
-  problem = "";
+  problem = "";  // what went wrong, in words
+  isTooLong = false;  // whether that was the length of the conversation
+  sent = { from: null, characters: 0 };  // where the conversation began that was sent, and how long that was
   isOpen = true;
+  firstTokenS = null;  // seconds until the first token
+  tokensPerS = null;  // behind the first ones, where there is something to measure
   #began = performance.now();
   #first = 0;
-  #last = 0;
   #counted = 0;  // tokens that had come with the first piece
 
-  // The body is what was asked; kept, so that it can be shown as a command. `model` is "" where the server chooses.
-  constructor(body, model) {
-    this.body = body;
-    this.model = model;
+  // `request` has the fields of what is asked, but for the messages; `system` is the prompt before these. `model` is ""
+  // where the server chooses.
+  constructor(request, system, model) {
+    Object.assign(this, { request, system, model });
   }
 
-  // Read the stream to its end; `changed` is called after each piece.
-  async read(server, signal, changed) {
+  // An answer that was kept, also of another program: what is missing is empty.
+  static read(plain) {
+    const made = new Answer({}, "", "");
+    for (const name of [...KEPT, "firstTokenS", "tokensPerS"]) if (plain[name] !== undefined) made[name] = plain[name];
+    if (typeof made.content !== "string" || !Array.isArray(made.calls) || !Array.isArray(made.tokens)) throw new TypeError("An answer is broken.");
+    if (plain.isOpen) made.finish = "interrupted";
+    made.isOpen = false;
+    return made;
+  }
+
+  get plain() {
+    const { firstTokenS, tokensPerS, isOpen } = this;
+    return { ...Object.fromEntries(KEPT.map(name => [name, this[name]])), firstTokenS, tokensPerS, isOpen };
+  }
+
+  // Ask, and read the stream to its end; `changed` is called after each piece.
+  async ask(server, messages, signal, changed) {
+    const body = JSON.stringify({ ...this.request, messages });
     try {
-      const answer = await server.call("v1/chat/completions", { method: "POST", body: JSON.stringify(this.body), signal });
-      for await (const { data } of events(answer)) {
-        if (data === "[DONE]") break;
-        this.#add(JSON.parse(data));
-        changed();
-      }
+      const answer = await server.call("v1/chat/completions", { method: "POST", body, signal });
+      await this.#read(answer, changed);
     } catch (error) {
       if (error.name === "AbortError") this.finish = "stopped";
-      else this.problem = error.message + (error.retryAfter ? ` Try again in ${error.retryAfter} s.` : "");
+      else Object.assign(this, problemOf(error, server.key));
     }
     this.isOpen = false;
     changed();
   }
 
+  async #read(answer, changed) {
+    for await (const { data } of events(answer)) {
+      if (data === "[DONE]") return;
+      this.#add(JSON.parse(data));
+      changed();
+    }
+    throw new TypeError("cut off");
+  }
+
   get isEmpty() { return !this.content && !this.reasoning && !this.calls.length; }
 
-  // Seconds until the first token, or null before it.
-  get firstTokenS() { return this.#first ? (this.#first - this.#began) / 1000 : null; }
-
   get numTokens() { return this.usage?.completion_tokens ?? 0; }
-
-  // Tokens a second behind the first ones, or null where nothing can be said yet.
-  get tokensPerS() {
-    const seconds = (this.#last - this.#first) / 1000, more = this.numTokens - this.#counted;
-    return seconds > 0 && more > 0 ? more / seconds : null;
-  }
 
   // What stands in the conversation, as messages of the next request.
   get messages() {
@@ -61,7 +80,7 @@ export class Answer {
   }
 
   #add(chunk) {
-    if (chunk.error) throw new Error(chunk.error.message);
+    if (chunk.error) throw new ServerError(chunk.error, Number(chunk.error.code) || 500);
     this.model ||= chunk.model || "";
     if (chunk.usage) this.usage = chunk.usage;
     const [choice] = chunk.choices;
@@ -73,11 +92,17 @@ export class Answer {
     this.tokens.push(...choice.logprobs?.content || []);
     if (choice.finish_reason) this.finish = choice.finish_reason;
     if (!(delta.content || delta.reasoning || delta.tool_calls)) return;
-    this.#last = performance.now();
+    this.#measure(performance.now());
+  }
+
+  #measure(now) {
     if (!this.#first) {
-      this.#first = this.#last;
+      this.#first = now;
       this.#counted = this.numTokens || 1;
+      this.firstTokenS = (now - this.#began) / 1000;
     }
+    const ms = now - this.#first, more = this.numTokens - this.#counted;
+    this.tokensPerS = ms >= MEASURED_MS && more > 0 ? 1000 * more / ms : null;
   }
 
   #addCall({ index, id, function: part }) {

@@ -3,8 +3,9 @@
 import { CACHED, FREE, HELD, SHARED } from "./engine_state.js";
 import { hideTip, showTip } from "./tip.js";
 
-const MAX_CELLS = 4096;
-const MIN_PITCH = 7, MAX_PITCH = 16;  // pixels from a cell to the next
+const MAX_CELLS = 1024;
+const MIN_PITCH = 7, MAX_PITCH = 12;  // pixels from a cell to the next
+const MAX_HEIGHT = 140;
 const NAMES = { [FREE]: "free", [CACHED]: "free, contents kept", [HELD]: "held", [SHARED]: "shared" };
 
 export class BlockMap {
@@ -47,7 +48,7 @@ export class BlockMap {
   get #layout() {
     const blocks = this.#state.kinds.length, each = 2 ** Math.max(0, Math.ceil(Math.log2(blocks / MAX_CELLS)));
     const cells = Math.ceil(blocks / each), width = this.#canvas.parentElement.clientWidth;
-    const area = Math.sqrt(width * Math.min(320, Math.max(120, width * 0.5)) / Math.max(1, cells));
+    const area = Math.sqrt(width * Math.min(MAX_HEIGHT, Math.max(80, width * 0.25)) / Math.max(1, cells));
     const columns = Math.max(1, Math.floor(width / Math.min(MAX_PITCH, Math.max(MIN_PITCH, area))));
     const pitch = width / columns;
     return { blocks, each, cells, columns, pitch, rows: Math.ceil(cells / columns), width };

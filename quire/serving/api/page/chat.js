@@ -1,10 +1,15 @@
-// The conversation: asking, stopping, asking again.
+// The conversation that is open: asking, stopping, asking again, and going to another one.
 
 import { Answer } from "./answer.js";
+import { Composer } from "./composer.js";
+import { makeRoom, sizeOf, usedTokens } from "./context.js";
+import { Conversation } from "./conversation.js";
 import { byId, element } from "./elements.js";
-import { AnswerView, userTurn } from "./turn_view.js";
+import { TurnsView } from "./turns_view.js";
 
-const DRAW_MS = 50;  // a stream of many tokens is drawn no more often
+const DRAW_MS = 50;  // a stream of many tokens is drawn no more often,
+const SAVE_MS = 1000;  // and kept no more often
+const OPEN = "quire-conversation";
 const SUGGESTIONS = [
   "What is the capital of France?",
   "Sort these numbers: 7, 3, 5.",
@@ -12,133 +17,179 @@ const SUGGESTIONS = [
   "Write a Python function that doubles a number.",
 ];
 
-export class Chat {
-  #server; #models; #settings;
-  #turns = [];  // texts of the user, and answers
-  #running = null;
-  #list = byId("turns");
-  #text = byId("text");
-  #send = byId("send");
+// Says `open` when another conversation is shown.
+export class Chat extends EventTarget {
+  conversation = new Conversation();
+  #server; #models; #settings; #store; #showSetting; #turns; #composer;
+  #running = new Map();  // by conversation: what ends its answer
+  #deleted = new WeakSet();
   #said = byId("said");
-  #welcome = byId("welcome");
 
-  constructor(server, models, settings, showSetting) {
-    Object.assign(this, { showSetting });
+  constructor({ server, models, settings, store, showSetting }) {
+    super();
     this.#server = server;
     this.#models = models;
     this.#settings = settings;
-    byId("composer").addEventListener("submit", event => { event.preventDefault(); this.#submit(); });
-    byId("new-chat").addEventListener("click", () => this.#clear());
-    this.#text.addEventListener("input", () => this.#fit());
-    this.#text.addEventListener("keydown", event => {
-      if (event.key !== "Enter" || event.shiftKey || event.isComposing) return;
-      event.preventDefault();
-      if (!this.#running) this.#submit();
-    });
-    addEventListener("keydown", event => { if (event.key === "Escape") this.#running?.abort(); });
+    this.#store = store;
+    this.#showSetting = showSetting;
+    this.#turns = new TurnsView(this.#turnActions);
+    this.#composer = new Composer(this.#composerActions);
+    models.addEventListener("change", () => { this.#composer.measure(); this.#composer.fitModel(); });
+    for (const button of document.querySelectorAll(".new-chat")) button.addEventListener("click", () => this.openNew());
+    addEventListener("keydown", event => { if (event.key === "Escape") this.#stop(); });
+    addEventListener("pagehide", () => this.#save(this.conversation));
     byId("suggestions").append(...SUGGESTIONS.map(text => element("li", {},
       element("button", { type: "button", on: { click: () => this.#ask(text) } }, text))));
+    this.#draw();
+    const id = sessionStorage.getItem(OPEN);
+    if (id) this.open(id);
   }
 
-  #submit() {
-    if (this.#running) return this.#running.abort();
-    const text = this.#text.value.trim();
-    if (text && this.#ask(text)) { this.#text.value = ""; this.#fit(); }
+  async open(id) {
+    const running = [...this.#running.keys()].find(conversation => conversation.id === id);
+    const conversation = running ?? await this.#store.get(id);
+    if (conversation) this.#show(conversation);
   }
+
+  openNew() {
+    this.#show(new Conversation());
+    this.#composer.focus();
+  }
+
+  async rename(id, title) {
+    const conversation = this.conversation.id === id ? this.conversation : await this.#store.get(id);
+    conversation.title = title;
+    await this.#save(conversation);
+  }
+
+  async delete(id) {
+    if (this.conversation.id === id) {
+      this.#stop();
+      this.#deleted.add(this.conversation);
+      this.openNew();
+    }
+    await this.#store.delete(id);
+  }
+
+  get #turnActions() {
+    return {
+      branches: turn => this.conversation.branchesAt(turn),
+      show: turn => { this.conversation.show(turn); this.#changed(); this.#turns.focusBranches(turn); },
+      edit: (turn, text) => this.#ask(text, turn.images, this.conversation.parentOf(turn)),
+      regenerate: turn => { if (this.#canAsk()) { this.#answer(this.conversation.parentOf(turn)); this.#composer.focus(); } },
+      sendResults: turn => { if (this.#canAsk()) this.#answer(turn); },
+      leaveOut: turn => this.#leaveOut(this.conversation.parentOf(turn)),
+      askAnew: turn => { const { text, images } = this.conversation.parentOf(turn); this.openNew(); this.#ask(text, images); },
+      hasOlder: turn => { const { parent, id } = this.conversation.parentOf(turn) ?? {}; return Boolean(parent) && id !== this.conversation.from; },
+      sendAll: () => { this.conversation.from = null; this.#changed(); },
+      resultChanged: () => this.#save(this.conversation),
+      body: turn => ({ ...turn.answer.request, messages: this.conversation.messages(this.conversation.parentOf(turn), turn.answer.system) }),
+      needsKey: () => Boolean(this.#server.key),
+    };
+  }
+
+  get #composerActions() {
+    const chat = this;
+    return {
+      ask: (text, images) => this.#ask(text, images),
+      stop: () => this.#stop(),
+      used: draft => usedTokens(this.conversation, draft),
+      get limit() { return chat.#models.contextLength; },
+      get sees() { return chat.#models.sees; },
+      get hasWayOn() { return chat.conversation.from !== null || Boolean(chat.conversation.path.at(-1)?.answer?.isTooLong); },
+      leaveOut: () => { makeRoom(this.conversation, this.conversation.path.at(-1), this.#models.contextLength, true); this.#changed(); },
+      newChat: () => this.openNew(),
+    };
+  }
+
+  #show(conversation) {
+    this.conversation = conversation;
+    sessionStorage.setItem(OPEN, conversation.id);
+    this.#said.textContent = "";
+    this.#draw();
+    this.#turns.scrollToEnd();
+    this.dispatchEvent(new Event("open"));
+  }
+
+  #draw() {
+    this.#turns.draw(this.conversation);
+    this.#composer.isRunning = this.#running.has(this.conversation);
+    this.#composer.measure();
+  }
+
+  #changed() {
+    this.#draw();
+    this.#save(this.conversation);
+  }
+
+  async #save(conversation) {
+    if (!conversation.isEmpty && !this.#deleted.has(conversation)) await this.#store.put(conversation);
+  }
+
+  #stop() { this.#running.get(this.conversation)?.abort(); }
 
   // Says whether it could be asked.
-  #ask(text) {
-    if (this.#running || !this.#canAsk()) return false;
-    this.#turns.push({ text });
-    this.#welcome.hidden = true;
-    this.#list.append(userTurn(text));
-    this.#answer();
+  #ask(text, images = [], behind = this.conversation.path.at(-1)) {
+    if (!this.#canAsk()) return false;
+    sessionStorage.setItem(OPEN, this.conversation.id);
+    this.#answer(this.conversation.add({ text, ...(images.length && { images }) }, behind));
     return true;
   }
 
   #canAsk() {
+    if (this.#running.has(this.conversation)) return false;
     const { wrong } = this.#settings;
-    if (!wrong) return true;
-    this.showSetting(wrong);
-    return false;
+    if (wrong) this.#showSetting(wrong);
+    return !wrong;
   }
 
-  get #messages() {
-    const { system } = this.#settings;
-    const said = this.#turns.flatMap((turn, at) => {
-      if (turn.answer) return turn.answer.messages;
-      const wasLost = this.#turns[at + 1]?.answer?.messages.length === 0;  // nothing came back for it
-      return wasLost ? [] : [{ role: "user", content: turn.text }];
-    });
-    return [...(system ? [{ role: "system", content: system }] : []), ...said];
+  #leaveOut(question) {
+    if (!this.#canAsk()) return;
+    makeRoom(this.conversation, question, this.#models.contextLength, true);
+    this.#answer(question);
   }
 
-  async #answer() {
-    const turns = this.#turns, model = this.#models.name;
-    const body = { ...(model && { model }), messages: this.#messages, stream: true,
-                   stream_options: { include_usage: true, continuous_usage_stats: true }, ...this.#settings.fields() };
-    const answer = new Answer(body, model), running = this.#running = new AbortController();
-    const view = new AnswerView(answer, {
-      regenerate: () => this.#again(answer),
-      sendResults: () => { if (!this.#running && this.#canAsk()) { this.#keepOnly(answer); this.#answer(); } },
-      needsKey: () => Boolean(this.#server.key),
-    });
-    turns.push({ answer, view });
-    this.#list.append(view.node);
-    this.#list.scrollTop = this.#list.scrollHeight;
-    this.#send.textContent = "Stop";
+  // Ask for an answer of the conversation up to this turn.
+  async #answer(behind) {
+    const { conversation } = this, { system } = this.#settings, { name: model } = this.#models;
+    if (conversation.from !== null) makeRoom(conversation, behind, this.#models.contextLength, false);
+    const messages = conversation.messages(behind, system), answer = new Answer(this.#request(behind, model), system, model);
+    answer.sent = { from: conversation.from, characters: sizeOf(messages) };
+    const turn = conversation.add({ answer }, behind), running = new AbortController();
+    this.#running.set(conversation, running);
+    this.#draw();
+    this.#turns.scrollToEnd();
     this.#said.textContent = "Answering";
-    await answer.read(this.#server, running.signal, this.#drawing(view));
-    if (this.#running !== running) return;  // "New chat" came in between
-    this.#running = null;
-    this.#send.textContent = "Send";
+    this.#save(conversation);
+    await answer.ask(this.#server, messages, running.signal, this.#following(conversation, turn));
+    this.#running.delete(conversation);
+    await this.#save(conversation);
+    if (this.conversation !== conversation) return;
+    this.#draw();
     this.#said.textContent = answer.problem ? "" : `Answer: ${answer.content || answer.calls.map(call => `calls ${call.name}`).join(", ")}`;
   }
 
-  // Draws a view soon, and at once when the answer is whole; stays at the end if it was there.
-  #drawing(view) {
-    let due = 0;
+  #request(behind, model) {
+    const request = { ...(model && { model }), stream: true, stream_options: { include_usage: true, continuous_usage_stats: true },
+                      ...this.#settings.fields() };
+    if (behind.answer && request.tool_choice === "required") request.tool_choice = "auto";  // it has called; now it may answer
+    return request;
+  }
+
+  // Draws and keeps an answer soon, and draws it at once when it is whole.
+  #following(conversation, turn) {
+    let due = 0, saved = performance.now();
     const draw = () => {
       due = 0;
-      const list = this.#list, atEnd = list.scrollHeight - list.scrollTop - list.clientHeight < 60;
-      view.draw();
-      if (atEnd) list.scrollTop = list.scrollHeight;
+      if (this.conversation === conversation) { this.#turns.drawTurn(turn); this.#composer.measure(); }
+      if (turn.answer.isOpen && performance.now() - saved > SAVE_MS) {
+        saved = performance.now();
+        this.#save(conversation);
+      }
     };
     return () => {
-      if (view.answer.isOpen) due ||= setTimeout(draw, DRAW_MS);
+      if (turn.answer.isOpen) due ||= setTimeout(draw, DRAW_MS);
       else { clearTimeout(due); draw(); }
     };
-  }
-
-  // The same again: the answer and all behind it go.
-  #again(answer) {
-    if (this.#running || !this.#canAsk()) return;
-    this.#keepOnly(answer);
-    this.#turns.pop().view.node.remove();
-    this.#answer();
-    this.#text.focus();
-  }
-
-  // What came behind an answer is no part of the conversation any more.
-  #keepOnly(answer) {
-    const at = this.#turns.findIndex(turn => turn.answer === answer);
-    this.#turns.length = at + 1;
-    while (this.#list.lastElementChild !== this.#turns[at].view.node) this.#list.lastElementChild.remove();
-  }
-
-  #clear() {
-    this.#running?.abort();
-    this.#running = null;
-    this.#turns = [];
-    this.#list.replaceChildren(this.#welcome);
-    this.#welcome.hidden = false;
-    this.#send.textContent = "Send";
-    this.#said.textContent = "";
-    this.#text.focus();
-  }
-
-  #fit() {
-    this.#text.style.height = "auto";
-    this.#text.style.height = `${this.#text.scrollHeight}px`;
   }
 }

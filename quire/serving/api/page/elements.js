@@ -21,11 +21,11 @@ export function svg(name, attributes = {}, ...children) {
   return made;
 }
 
-// A button that says for a moment what it did.
+// A button that copies `text(button)`, and says for a moment what it did.
 export function copyButton(label, text) {
   const button = element("button", { type: "button", class: "quiet" }, label);
   button.addEventListener("click", async () => {
-    const done = await copy(text());
+    const done = await copy(text(button));
     button.textContent = done ? "Copied" : "Not copied";
     setTimeout(() => { button.textContent = label; }, 1500);
   });

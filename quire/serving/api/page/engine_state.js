@@ -14,7 +14,7 @@ export class EngineState {
   tables = new Map();  // of each running request: {blocks, seen}
   waited = 0;
   #frames = [];
-  #isSwept = false;  // whether every block was seen once
+  #unseen = 0;  // blocks at the end of the map that no frame has had yet
 
   apply(frame) {
     const last = this.frame;
@@ -28,11 +28,16 @@ export class EngineState {
     this.#applyRates(frame);
   }
 
-  // Blocks of each kind. What is held altogether is as the engine says it; the parts are those of the map.
+  // Whether every block was seen once.
+  get isSwept() { return this.#unseen === 0; }
+
+  // Blocks of each kind. What is held altogether is as the engine says it; the parts are those of the map, or of the part
+  // of it that was seen.
   get sums() {
     const { blocks, free_blocks: free } = this.frame.counts, seen = [0, 0, 0, 0];
     for (const kind of this.kinds) seen[kind]++;
-    const held = blocks - free, shared = Math.min(held, seen[SHARED]), cached = Math.min(free, seen[CACHED]);
+    const all = kind => Math.round(seen[kind] * blocks / Math.max(1, blocks - this.#unseen));
+    const held = blocks - free, shared = Math.min(held, all(SHARED)), cached = Math.min(free, all(CACHED));
     return { free: free - cached, cached, held: held - shared, shared };
   }
 
@@ -44,7 +49,7 @@ export class EngineState {
   blocksOf(id) { return this.tables.get(id)?.blocks ?? []; }
 
   #forget() {
-    this.kinds.fill(FREE);
+    this.kinds = new Uint8Array(0);
     this.tables.clear();
     this.history.push(null);
     this.#frames = [];
@@ -73,7 +78,11 @@ export class EngineState {
   }
 
   #applyBlocks({ counts, blocks: [first, letters] }) {
-    if (this.kinds.length !== counts.blocks) this.kinds = new Uint8Array(counts.blocks);
+    if (this.kinds.length !== counts.blocks) {
+      this.kinds = new Uint8Array(counts.blocks);
+      this.#unseen = counts.blocks;
+    }
+    this.#unseen = Math.min(this.#unseen, Math.max(0, counts.blocks - (first - 1 + letters.length)));
     for (let i = 0; i < letters.length; i++) this.kinds[first - 1 + i] = KINDS[letters[i]] ?? FREE;
     for (const { blocks } of this.tables.values()) {
       for (const block of blocks) if (block && this.kinds[block - 1] < HELD) this.kinds[block - 1] = HELD;

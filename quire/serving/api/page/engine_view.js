@@ -28,7 +28,7 @@ export class EngineView {
   #canvas = element("canvas", { class: "map", tabIndex: 0 });
   #map;
   #running = new RequestsView("Running", id => this.#map.choose(id));
-  #waiting = new RequestsView("Waiting", () => {});
+  #waiting = new RequestsView("Waiting", () => {}, true);
   #tokens = new Chart("Tokens/s", "tokens/s", [
     { name: "answered", class: "first", swatch: "held", value: entry => entry.generated },
     { name: "computed", class: "second", swatch: "cached", value: entry => entry.computed },
@@ -36,8 +36,9 @@ export class EngineView {
   #steps = new Chart("Step time", "ms", [{ class: "alone", value: entry => entry.stepMs }]);
 
   constructor(server) {
-    byId("cards").append(this.#factsCard(), this.#mapCard(), this.#tokens.node, this.#steps.node, this.#running.node, this.#waiting.node);
-    for (const chart of [this.#tokens, this.#steps]) chart.node.classList.add("half");
+    byId("cards").append(this.#factsCard(), this.#tokens.node, this.#running.node, this.#waiting.node, this.#mapCard(), this.#steps.node);
+    this.#tokens.node.classList.add("whole");
+    this.#steps.node.classList.add("whole");
     const frames = new Frames(server);
     frames.addEventListener("frame", ({ detail }) => this.#apply(detail));
     frames.addEventListener("state", ({ detail }) => this.#sayState(detail, server));
@@ -87,7 +88,8 @@ export class EngineView {
       this.#facts[at].replaceChildren(String(text), ...(unit ? [element("small", {}, ` ${unit}`)] : []));
     });
     const { sums } = state;
-    KINDS.forEach(([kind], at) => { this.#sums[at].textContent = sums[kind].toLocaleString("en"); });
+    const about = state.isSwept ? "" : "about ";
+    KINDS.forEach(([kind], at) => { this.#sums[at].textContent = about + sums[kind].toLocaleString("en"); });
     this.#mapNote.textContent = `${counts.blocks.toLocaleString("en")} blocks of ${frame.block_size} tokens`;
     this.#canvas.setAttribute("aria-label", `Map of ${counts.blocks} blocks: ${KINDS.map(([kind]) => `${sums[kind]} ${kind}`).join(", ")}. Arrow keys go from block to block.`);
     this.#map.show(state);

@@ -3,10 +3,11 @@
 import { byId } from "./elements.js";
 
 export function connectKeyDialog(server) {
-  const dialog = byId("key-dialog"), field = byId("key");
+  const dialog = byId("key-dialog"), field = byId("key"), refused = byId("key-refused");
   let settle = null;
 
-  function ask() {
+  function ask(wasRefused) {
+    refused.hidden = !wasRefused;
     field.value = server.key;
     dialog.returnValue = "";
     if (!dialog.open) dialog.showModal();
@@ -24,6 +25,6 @@ export function connectKeyDialog(server) {
   byId("forget-key").addEventListener("click", () => end(""));
   byId("cancel-key").addEventListener("click", () => end(null));
   dialog.addEventListener("cancel", event => { event.preventDefault(); end(null); });
-  byId("give-key").addEventListener("click", ask);
+  byId("give-key").addEventListener("click", () => ask(false));
   server.askForKey = ask;
 }

@@ -5,12 +5,15 @@
 import { codeColours } from "./code_colours.js";
 import { copyButton, element } from "./elements.js";
 import { inline } from "./markdown_inline.js";
+import { mathBlock } from "./markdown_math.js";
+import { formula } from "./math.js";
 
 const MAX_DEPTH = 8;  // of quotes and lists within each other; what is deeper is text
 const FENCE = /^ {0,3}(`{3,}|~{3,})([^`]*)$/;
 const HEADING = /^ {0,3}(#{1,6})[ \t]+(.*)$/;
 const RULE = /^ {0,3}(?:(?:\*[ \t]*){3,}|(?:-[ \t]*){3,}|(?:_[ \t]*){3,})$/;
 const QUOTE = /^ {0,3}> ?(.*)$/;
+const TASK = /^\[([ xX])\][ \t]+/;
 const ITEM = /^( {0,12})([-*+]|\d{1,9}[.)])(?:[ \t]+(.*))?$/;
 const DIVIDER = /^ {0,3}\|?[ \t]*:?-+:?[ \t]*(?:\|[ \t]*:?-+:?[ \t]*)*\|?[ \t]*$/;
 
@@ -38,6 +41,7 @@ function block(lines, at, made, depth) {
     if (words) made.append(element(`h${level}`, {}, inline(words)));  // one that is not written yet is no heading
     return at + 1;
   }
+  if (found = mathBlock(lines, at)) { made.append(found[0]); return found[1]; }
   if (RULE.test(line)) { made.append(element("hr")); return at + 1; }
   if (QUOTE.test(line)) return quote(lines, at, made, depth);
   if (ITEM.test(line)) return list(lines, at, made, depth);
@@ -52,13 +56,14 @@ function fence(lines, at, [, mark, about], made) {
     if (end.startsWith(mark) && !end.slice(mark.length).replaceAll(mark[0], "")) { at++; break; }
     code.push(lines[at]);
   }
-  made.append(listing(code.join("\n"), about.trim().split(/\s/)[0]));
+  const language = about.trim().split(/\s/)[0], text = code.join("\n");
+  made.append(language === "math" && text.trim() ? formula(text, text, true) : listing(text, language));
   return at;
 }
 
 function listing(code, language) {
-  const head = element("div", {}, element("span", {}, language || "text"), copyButton("Copy", () => code));
-  const text = element("pre", { tabIndex: 0 }, element("code", {}, codeColours(code, language)));
+  const head = element("div", {}, element("span", {}, language || "text"), copyButton("Copy", button => button.closest(".listing").querySelector("code").textContent));
+  const text = element("pre", { tabIndex: 0 }, element("code", {}, language ? codeColours(code, language) : code));
   text.setAttribute("role", "region");
   text.setAttribute("aria-label", language ? `Code in ${language}` : "Code");
   return element("div", { class: "listing" }, head, text);
@@ -81,12 +86,16 @@ function list(lines, at, made, depth) {
     if (!found || found[1].length > indent.length + 1 || found[1].length < indent.length || /\d/.test(found[2]) !== isOrdered || RULE.test(lines[at])) break;
     const width = indent.length + 2, inner = [found[3] ?? ""];
     for (at++; at < lines.length && belongs(lines, at, width); at++) inner.push(lines[at].slice(Math.min(width, leading(lines[at]))));
-    whole.append(element("li", {}, ...itemParts(inner, depth)));
+    const task = TASK.exec(inner[0]);
+    if (task) inner[0] = inner[0].slice(task[0].length);
+    whole.append(element("li", task ? { class: "task" } : {}, ...(task ? [tick(task[1] !== " ")] : []), ...itemParts(inner, depth)));
     while (at < lines.length && !lines[at].trim() && ITEM.test(lines[at + 1] ?? "")) at++;
   }
   made.append(whole);
   return at;
 }
+
+const tick = isDone => element("input", { type: "checkbox", disabled: true, defaultChecked: isDone, aria: { label: isDone ? "Done" : "To do" } });
 
 const leading = line => line.length - line.trimStart().length;
 
@@ -121,7 +130,7 @@ const startsBlock = line => [FENCE, HEADING, RULE, QUOTE, ITEM].some(kind => kin
 
 function paragraph(lines, at, made) {
   const whole = [lines[at].trim()];
-  for (at++; at < lines.length && lines[at].trim() && !startsBlock(lines[at]); at++) whole.push(lines[at].trim());
+  for (at++; at < lines.length && lines[at].trim() && !startsBlock(lines[at]) && !mathBlock(lines, at); at++) whole.push(lines[at].trim());
   made.append(element("p", {}, inline(whole.join("\n"))));
   return at;
 }

@@ -1,10 +1,11 @@
-// Markdown within a paragraph: code, emphasis, links. Work grows with the text's length, also where nothing is closed.
+// Markdown within a paragraph: code, emphasis, links, formulas. Work grows with the text's length, also where nothing is closed.
 
 import { element } from "./elements.js";
+import { inlineMath } from "./markdown_math.js";
 
 const MAX_DEPTH = 5;
 const MAX_ADDRESS = 2048;
-const SPECIAL = /[\\`*_~[!<\n]|https?:\/\//g;
+const SPECIAL = /[\\`*_~[!<\n$]|https?:\/\//g;
 const MARKS = [["***", "strong"], ["**", "strong"], ["__", "strong"], ["~~", "s"], ["*", "em"], ["_", "em"]];
 const ESCAPED = /[!-/:-@[-`{-~]/;
 const ADDRESS = /https?:\/\/[^\s<>"'`]+/y;
@@ -40,6 +41,7 @@ export function inline(text, depth = 0) {
 // The node that begins at `at`, and where it ends; undefined where the character is a character.
 function special(text, at, depth, missing) {
   switch (text[at]) {
+    case "\\": case "$": return inlineMath(text, at, (mark, from) => find(text, mark, from, missing));
     case "\n": return [element("br"), at + 1];
     case "`": return code(text, at, missing);
     case "!": return text[at + 1] === "[" ? link(text, at + 1, depth, missing) : undefined;  // images stay links: nothing is loaded from elsewhere

@@ -4,10 +4,13 @@ import { byId, element } from "./elements.js";
 
 const CHOSEN = "quire-model";
 
-export class ModelChoice {
+// Says `change` when another model is chosen, and when more is known of it.
+export class ModelChoice extends EventTarget {
   #select = byId("model");
+  #cards = [];
 
   constructor(server) {
+    super();
     this.server = server;
     this.#select.addEventListener("change", () => { sessionStorage.setItem(CHOSEN, this.name); this.#show(); });
     this.#select.addEventListener("focus", () => this.load().catch(() => {}));  // adapters come and go
@@ -15,10 +18,22 @@ export class ModelChoice {
 
   get name() { return this.#select.value; }
 
+  // Tokens that the model reads and writes altogether; 0 where that is not known.
+  get contextLength() { return this.#card?.max_model_len ?? 0; }
+
+  // Whether it sees images.
+  get sees() { return Boolean(this.#card?.input_modalities?.includes("image")); }
+
+  // What it makes of whole texts; undefined where that is nothing.
+  get pooling() { return this.#card?.pooling; }
+
+  get #card() { return this.#cards.find(card => card.id === this.name); }
+
   async load() {
     const { data } = await (await this.server.call("v1/models")).json();
     const chosen = this.name || sessionStorage.getItem(CHOSEN);
-    const names = data.map(card => card.id).join("\n");
+    this.#cards = data;
+    const names = data.map(card => `${card.id} ${card.max_model_len}`).join("\n");
     if (names === this.#select.dataset.names) return;
     this.#select.dataset.names = names;
     const models = data.filter(card => !card.parent), adapters = data.filter(card => card.parent);
@@ -29,7 +44,9 @@ export class ModelChoice {
 
   #show() {
     byId("welcome-model").textContent = shortName(this.name) || "the model";
+    byId("welcome-length").textContent = this.contextLength ? `${this.contextLength.toLocaleString("en")} tokens of context` : "";
     this.#select.title = this.name;
+    this.dispatchEvent(new Event("change"));
   }
 }
 

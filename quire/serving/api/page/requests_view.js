@@ -8,11 +8,11 @@ export class RequestsView {
   #note = element("span", { class: "note" });
   #chosen = "";
 
-  // `choose(id)` is called with the request whose row was chosen, or "".
-  constructor(title, choose) {
-    this.choose = choose;
+  // `choose(id)` is called with the request whose row was chosen, or "". One that is optional is hidden while it is empty.
+  constructor(title, choose, isOptional = false) {
+    Object.assign(this, { choose, isOptional });
     this.#list.setAttribute("aria-label", `${title} requests`);
-    this.node = element("section", { class: "card half" }, element("header", {}, element("h3", {}, title), this.#note), this.#list);
+    this.node = element("section", { class: "card half", hidden: isOptional }, element("header", {}, element("h3", {}, title), this.#note), this.#list);
     this.empty = element("p", { class: "nobody" }, "None");
   }
 
@@ -33,6 +33,7 @@ export class RequestsView {
     });
     if (!ids.length) this.#list.replaceChildren(this.empty);
     else this.empty.remove();
+    this.node.hidden = this.isOptional && !ids.length;
     this.#note.textContent = all > ids.length ? `the first ${ids.length} of ${all}` : ids.length ? String(all) : "";
   }
 

@@ -2,11 +2,11 @@
 
 const KEY = "quire-key";
 
+// What the server says instead of an answer; of status 0 where it says nothing.
 export class ServerError extends Error {
-  constructor(message, status, retryAfter) {
+  constructor({ message, code = "" }, status, retryAfter = 0) {
     super(message);
-    this.status = status;
-    this.retryAfter = retryAfter;  // seconds, or 0
+    Object.assign(this, { code, status, retryAfter });  // seconds until one may try again, or 0
   }
 }
 
@@ -23,7 +23,7 @@ export class Server extends EventTarget {
     this.dispatchEvent(new Event("key"));
   }
 
-  // Who asks the user for a key; says whether there is one now. Several requests that need one ask once.
+  // Who asks the user for a key, told whether one was refused; says whether there is one now. Several requests that need one ask once.
   set askForKey(ask) { this.#askForKey = ask; }
 
   // The answer, if it is a good one. `asks`: whether the user is asked for a key where one is missing.
@@ -33,7 +33,7 @@ export class Server extends EventTarget {
     if (options.body) headers["Content-Type"] = "application/json";
     const answer = await this.#fetch(path, { ...options, headers });
     if (answer.status === 401 && asks) {
-      const another = this.key !== used || await (this.#asking ??= this.#askForKey().finally(() => { this.#asking = null; }));
+      const another = this.key !== used || await (this.#asking ??= this.#askForKey(Boolean(used)).finally(() => { this.#asking = null; }));
       if (another) return this.call(path, { asks, ...options });
     }
     if (!answer.ok) throw await errorOf(answer);
@@ -45,15 +45,15 @@ export class Server extends EventTarget {
       return await fetch(path, options);
     } catch (error) {
       if (error.name === "AbortError") throw error;
-      throw new ServerError("The server does not answer.", 0, 0);
+      throw new ServerError({ message: "The server does not answer." }, 0);
     }
   }
 }
 
 async function errorOf(answer) {
   const body = await answer.json().catch(() => null);
-  const message = body?.error?.message || `The server answered ${answer.status}.`;
-  return new ServerError(message, answer.status, Number(answer.headers.get("Retry-After")) || 0);
+  const error = body?.error?.message ? body.error : { message: `The server answered ${answer.status}.` };
+  return new ServerError(error, answer.status, Number(answer.headers.get("Retry-After")) || 0);
 }
 
 // The events of a stream, each with its name and its data as text.

@@ -1,4 +1,4 @@
-// The settings of requests: what stands in the form, kept while the tab is open, as fields of a request.
+// The settings of requests: what stands in the form, kept in this browser, as fields of a request.
 
 import { byId } from "./elements.js";
 
@@ -24,7 +24,7 @@ export class Settings {
   #form = byId("settings-form");
 
   constructor(onChange) {
-    this.#fill(JSON.parse(sessionStorage.getItem(KEPT) || "{}"));
+    this.#fill(JSON.parse(localStorage.getItem(KEPT) || "{}"));
     this.#form.addEventListener("submit", event => event.preventDefault());
     this.#form.addEventListener("input", () => { this.#changed(); onChange(); });
     byId("reset-settings").addEventListener("click", () => { this.#form.reset(); this.#fill({}); this.#changed(); onChange(); });
@@ -83,7 +83,7 @@ export class Settings {
     for (const field of this.#form.elements) {
       if (field.name) kept[field.name] = field.type === "checkbox" ? field.checked : field.value;
     }
-    sessionStorage.setItem(KEPT, JSON.stringify(kept));
+    localStorage.setItem(KEPT, JSON.stringify(kept));
     for (const part of this.#form.querySelectorAll("[data-when]")) {
       const [name, value] = part.dataset.when.split("=");
       part.hidden = value ? this.#value(name) !== value : !this.#checked(name);

@@ -11,12 +11,12 @@ from fastapi import FastAPI
 from starlette.requests import Request
 from starlette.responses import Response
 
+from quire.serving.api.auth import use_request_id
 from quire.serving.api.beam_search_request import answer_with_beams
 from quire.serving.api.chat_serializer import ChatSerializer
 from quire.serving.api.chat_service import ChatPrompt
 from quire.serving.api.request_body import openapi_body
 from quire.serving.api.request_choices import RequestChoices
-from quire.serving.api.request_head import use_request_id
 from quire.serving.api.request_work import TimeSlice
 from quire.serving.api.schemas.chat import ChatBatchRequest, ChatRequest
 from quire.serving.api.schemas.known_fields import fields_named
@@ -92,7 +92,7 @@ async def _answer_several(serving: Serving, request: Request, fields: ChatBatchR
         await time_slice.offer()
     try:
         for conversation, prompt in zip(conversations, prompts, strict=True):
-            started.append(await serving.chat.run(conversation, prompt))
+            started.append(await serving.chat.run(conversation, prompt, started[0] if started else None))
             await time_slice.offer()
         outputs = await asyncio.gather(*(choices.collect() for choices in started))
     finally:
@@ -113,5 +113,10 @@ async def _answer_several(serving: Serving, request: Request, fields: ChatBatchR
 def _usage(started: list[RequestChoices]) -> dict[str, Any]:
     each = [choices.usage() for choices in started]
     cached = sum(usage["prompt_tokens_details"]["cached_tokens"] for usage in each)
+    reasoning = sum(usage["completion_tokens_details"]["reasoning_tokens"] for usage in each)
     counts = {name: sum(usage[name] for usage in each) for name in _COUNTS}
-    return {**counts, "prompt_tokens_details": {"cached_tokens": cached}}
+    return {
+        **counts,
+        "prompt_tokens_details": {"cached_tokens": cached},
+        "completion_tokens_details": {"reasoning_tokens": reasoning},
+    }

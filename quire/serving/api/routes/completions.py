@@ -1,4 +1,4 @@
-"""POST /v1/completions and /inference/v1/generate; POST /invocations, where the body says which endpoint is meant."""
+"""POST /v1/completions and /inference/v1/generate."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ from typing import Any
 
 import msgspec
 from fastapi import FastAPI
-from pydantic import BaseModel
 from starlette.requests import Request
 from starlette.responses import Response
 
@@ -17,11 +16,9 @@ from quire.serving.api.answers import CompletionSerializer, GenerateSerializer
 from quire.serving.api.beam_search_request import answer_with_beams
 from quire.serving.api.json_pieces import check_answer_size
 from quire.serving.api.prompt_renderer import check_length
-from quire.serving.api.request_body import check_object, openapi_body, read_object
+from quire.serving.api.request_body import openapi_body
 from quire.serving.api.request_choices import RequestChoices
-from quire.serving.api.request_work import TimeSlice, cancel_on_disconnect
-from quire.serving.api.routes.chat import answer_chat
-from quire.serving.api.schemas.chat import ChatRequest
+from quire.serving.api.request_work import TimeSlice
 from quire.serving.api.schemas.completion import CompletionRequest, GenerateRequest, Prompt
 from quire.serving.api.schemas.known_fields import fields_named
 from quire.serving.api.serving import Serving
@@ -30,8 +27,6 @@ from quire.serving.api.token_fields import PromptFields
 from quire.text.fill_in_middle import FillInMiddle
 
 DEFAULT_MAX_TOKENS = 16
-_BODIES: tuple[type[BaseModel], ...] = (ChatRequest, CompletionRequest, GenerateRequest)
-"""Bodies that /invocations takes."""
 
 
 def add_completions(app: FastAPI, serving: Serving) -> None:
@@ -49,7 +44,7 @@ async def answer_completion(serving: Serving, request: Request, fields: Completi
         [len(prompt) for prompt in tokens],
         params,
         num_choices=fields.num_sequences,
-        longest=serving.session.submission.longest,
+        longest=serving.session.input_processor.longest,
         prompts_shown=fields.num_sequences * (bool(fields.echo) or fields.prompt_fields(tokens, None).shown),
         held=fields.held,
     )
@@ -73,7 +68,7 @@ async def prepare_completion(
 ) -> tuple[list[list[int]], SamplingParams, dict[str, Any]]:
     """Token ids of each prompt, sampling parameters, and options of `add_request`. Raises a RequestError that
     names a wrong field, or UnavailableError if no work is taken now."""
-    longest = serving.session.submission.longest
+    longest = serving.session.input_processor.longest
     params = _sampling(serving, fields)
     options = fields.options() | await serving.chat.output_options(params)
     prompts = fields.prompts
@@ -100,7 +95,7 @@ async def prepare_completion(
 
 def _check_room(serving: Serving, fields: CompletionRequest) -> None:
     """Refuse a request that would be turned away behind all the work of encoding its prompts, or could never run."""
-    prompts, tokenizer, longest = fields.prompts, serving.text.tokenizer, serving.session.submission.longest
+    prompts, tokenizer, longest = fields.prompts, serving.text.tokenizer, serving.session.input_processor.longest
     check_num_sequences(len(prompts), fields.num_sequences, param="prompt")
     tokens = 0
     if fields.truncate_prompt_tokens is None:
@@ -166,21 +161,13 @@ def add_generate(app: FastAPI, serving: Serving) -> None:
     @app.post("/inference/v1/generate", openapi_extra=openapi_body(GenerateRequest), tags=["generate"])
     async def generate(request: Request) -> Response:
         """Go on with token ids; the answer has token ids, no text."""
-        return await serving.read_and_answer(request, GenerateRequest, _generate)
-
-    @app.post("/invocations", openapi_extra=openapi_body(*_BODIES), tags=["generate"])
-    async def invoke(request: Request) -> Response:
-        """A conversation, a completion or token ids: as /v1/chat/completions, /v1/completions or
-        /inference/v1/generate."""
-        serving.session.refuse_if_full()
-        body = await read_object(request)
-        return await cancel_on_disconnect(request, _invoke(serving, request, body))
+        return await serving.read_and_answer(request, GenerateRequest, answer_generate)
 
 
-async def _generate(serving: Serving, request: Request, fields: GenerateRequest) -> Response:
+async def answer_generate(serving: Serving, request: Request, fields: GenerateRequest) -> Response:
     serving.accept(request, fields)
     with fields_named(fields.field_names):
-        params, longest = fields.sampling(), serving.session.submission.longest
+        params, longest = fields.sampling(), serving.session.input_processor.longest
         if params.truncate_prompt_tokens is None:
             check_length(len(fields.token_ids), longest)
         serving.session.check_room(params.n, params.n + min(longest, len(fields.token_ids)))
@@ -200,13 +187,3 @@ async def _generate(serving: Serving, request: Request, fields: GenerateRequest)
     choices = RequestChoices(serving.session, collector, tokenizer, names=fields.field_names)
     prompt = PromptFields(choices.prompts, params.n, tokenizer, show_logprobs=params.prompt_logprobs is not None)
     return await serving.respond(request, fields, choices, GenerateSerializer(params.num_reported, prompt))
-
-
-async def _invoke(serving: Serving, request: Request, body: dict[str, Any]) -> Response:
-    if "messages" in body:
-        return await answer_chat(serving, request, await check_object(request, body, ChatRequest))
-    if "prompt" in body:
-        return await answer_completion(serving, request, await check_object(request, body, CompletionRequest))
-    if "token_ids" in body:
-        return await _generate(serving, request, await check_object(request, body, GenerateRequest))
-    raise RequestError("Send messages, prompt or token_ids: they say which endpoint is meant.", param="messages")

@@ -15,6 +15,7 @@ from starlette.requests import Request
 from starlette.responses import PlainTextResponse, Response
 
 from quire.errors import RequestError
+from quire.foundation.messages.from_engine import NO_POOLING, PoolingInfo
 from quire.foundation.messages.to_engine import Adapter
 from quire.serving.api.request_body import openapi_body, read_body
 from quire.serving.api.schemas.known_fields import Body, optional
@@ -55,7 +56,24 @@ def _card(serving: Serving, name: str) -> dict[str, Any]:
         "parent": None,
         "max_model_len": length,
         "vocab_size": ready.vocab_size if ready else None,
+        **({"input_modalities": ["text", "image"]} if serving.chat.sees else {}),
+        **_pooling(ready.pooling if ready else NO_POOLING),
     }
+
+
+def _pooling(info: PoolingInfo) -> dict[str, Any]:
+    """What the model makes of whole texts; nothing if that is nothing."""
+    if not info.tasks:
+        return {}
+    about: dict[str, Any] = {"tasks": info.tasks, "generates": info.generates}
+    if info.dim:
+        about |= {"dimension": info.dim, "matryoshka": info.matryoshka, "similarity": info.similarity}
+        about |= {"dimensions": info.dimensions} if info.dimensions else {}
+    if info.labels:
+        about["labels"] = info.labels
+    if info.prompts:
+        about |= {"prompts": sorted(info.prompts), "default_prompt": info.default_prompt or None}
+    return {"pooling": about}
 
 
 class LoadAdapterRequest(Body):

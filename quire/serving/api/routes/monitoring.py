@@ -19,7 +19,7 @@ from quire.engine.metrics.prometheus import CONTENT_TYPE, Exposition
 from quire.engine.metrics.server_stats import ServerStats
 from quire.errors import OverloadedError, QuireError
 from quire.foundation.config import Config
-from quire.foundation.messages.to_engine import CLIENT_SHIFT
+from quire.foundation.messages.to_engine import CLIENT_SHIFT, NONE_SEEN
 from quire.serving.api.error_responses import RETRY_AFTER_S
 from quire.serving.api.serving import Serving, json_response
 from quire.serving.api.session.session import EngineSession
@@ -110,6 +110,7 @@ class EngineFrames:
         self._session = session
         self._viewers: set[FrameStream] = set()
         self._asking: asyncio.Task[None] | None = None
+        self._numbers: dict[int, int] = {}  # of each engine's last frame
 
     def view(self) -> FrameStream:
         """A new viewer's stream, to be closed at its end; raises OverloadedError if MAX_VIEWERS look already."""
@@ -120,6 +121,7 @@ class EngineFrames:
             )
         stream = FrameStream(self._leave)
         self._viewers.add(stream)
+        self._numbers = {}  # the next frame begins with the whole map
         if self._asking is None or self._asking.done():
             self._asking = asyncio.get_running_loop().create_task(self._ask())
         return stream
@@ -132,11 +134,10 @@ class EngineFrames:
 
     async def _ask(self) -> None:
         """Ask until nobody looks, or the server comes to its end."""
-        numbers: dict[int, int] = {}  # of each engine's last frame
         shown = ""
         try:
             while (state := self._session.state) not in _ENDED:
-                engines = await self._new_frames(numbers)
+                engines = await self._new_frames()
                 if engines or state != shown:
                     self._show(_event("frame", picture({"state": state, "engines": engines})))
                 shown = state
@@ -149,11 +150,12 @@ class EngineFrames:
         for stream in self._viewers:
             stream.show(data, last=last)
 
-    async def _new_frames(self, numbers: dict[int, int]) -> list[dict[str, Any]]:
-        """The frames of engines that have a newer one than `numbers` says, which is brought up to date."""
+    async def _new_frames(self) -> list[dict[str, Any]]:
+        """The frames of engines that have a newer one than was shown."""
+        numbers = self._numbers
         all_stats = self._session.stats.engines
         asked = await asyncio.gather(
-            *(self._ask_one(stats.engine, numbers.get(stats.engine, 0)) for stats in all_stats)
+            *(self._ask_one(stats.engine, numbers.get(stats.engine, NONE_SEEN)) for stats in all_stats)
         )
         engines: list[dict[str, Any]] = []
         for stats, value in zip(all_stats, asked, strict=True):

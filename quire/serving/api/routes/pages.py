@@ -1,14 +1,11 @@
 """GET /: the page with a playground and the live picture of the engine. GET /docs and /redoc: the OpenAPI document.
 
-Owns which address each file has, how long a browser keeps it, and what a page may load: nothing from elsewhere, so all
-pages work without a network. The files of GET / lie in `quire/serving/api/page`.
+All pages work without a network: nothing comes from elsewhere.
 """
 
 from __future__ import annotations
 
-import hashlib
 import importlib.resources
-from importlib import resources
 from pathlib import Path
 
 from fastapi import FastAPI
@@ -17,24 +14,9 @@ from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import FileResponse, Response
 
+from quire.serving.api.page_files import PageFiles
 from quire.serving.api.serving import Serving
 
-CONTENT_POLICY = (
-    "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; connect-src 'self'; base-uri 'none'; "
-    "form-action 'none'; frame-ancestors 'none'; require-trusted-types-for 'script'; trusted-types 'none'"
-)
-"""Nothing from elsewhere, no script in the document, and no text that becomes markup."""
-SECURITY_HEADERS = {
-    "Content-Security-Policy": CONTENT_POLICY,
-    "X-Content-Type-Options": "nosniff",
-    "Referrer-Policy": "no-referrer",
-    "Cross-Origin-Opener-Policy": "same-origin",
-}
-KEPT = "public, max-age=31536000, immutable"
-ASKED_AGAIN = "no-cache"
-_TYPES = {"js": "text/javascript", "css": "text/css", "svg": "image/svg+xml"}
-_DOCUMENT = "index.html"
-_VERSION = b"{version}"
 FILES = ("swagger-ui-bundle.js", "swagger-ui.css", "redoc.standalone.js", "favicon.png")
 DOCS_POLICY = (
     "default-src 'none'; style-src 'self' 'unsafe-inline'; script-src 'self' 'unsafe-inline'; connect-src 'self'; "
@@ -42,47 +24,21 @@ DOCS_POLICY = (
 )
 
 
-class PageFiles:
-    """All files of GET /, read once. Their `version` is a digest, which is part of their addresses and in the
-    document."""
-
-    def __init__(self) -> None:
-        directory = resources.files("quire.serving.api").joinpath("page")
-        contents = {file.name: file.read_bytes() for file in directory.iterdir() if file.is_file()}
-        digest = hashlib.sha256()
-        for name in sorted(contents):
-            digest.update(name.encode() + b"\0" + contents[name] + b"\0")
-        self.version = digest.hexdigest()[:16]
-        self.document = contents.pop(_DOCUMENT).replace(_VERSION, self.version.encode())
-        self.contents = {name: content for name, content in contents.items() if _suffix(name) in _TYPES}
-
-    def kept(self, version: str) -> str:
-        """Cache-Control of a file that was asked for under a version. While servers of two versions share an address, a
-        page may ask the other one: it gets the file, and asks again next time."""
-        return KEPT if version == self.version else ASKED_AGAIN
-
-
 def add_page(app: FastAPI, serving: Serving) -> None:
-    files = PageFiles()
+    files = PageFiles(has_docs=not serving.config.server.disable_fastapi_docs)
 
     @app.get("/", include_in_schema=False)
     @app.head("/", include_in_schema=False)
     async def page() -> Response:
         """Chat in the browser, and what the engine does."""
-        headers = {**SECURITY_HEADERS, "Cache-Control": ASKED_AGAIN}
-        return Response(files.document, media_type="text/html", headers=headers)
+        return files.document()
 
-    @app.get("/page/{version}/{name}", include_in_schema=False)
+    @app.get("/page/{version}/{name:path}", include_in_schema=False)
     async def file(version: str, name: str) -> Response:
-        """A script, a style or an image of the page."""
-        if (content := files.contents.get(name)) is None:
+        """A script, a style, an image or a font of the page."""
+        if (response := files.file(version, name)) is None:
             raise HTTPException(404)
-        headers = {**SECURITY_HEADERS, "Cache-Control": files.kept(version)}
-        return Response(content, media_type=_TYPES[_suffix(name)], headers=headers)
-
-
-def _suffix(name: str) -> str:
-    return name.rpartition(".")[2]
+        return response
 
 
 def add_docs_pages(app: FastAPI, serving: Serving) -> None:

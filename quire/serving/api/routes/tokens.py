@@ -13,7 +13,6 @@ from starlette.responses import Response
 
 from quire.errors import RequestError
 from quire.sampling_params import SamplingParams
-from quire.serving.api.prompt_renderer import Conversation
 from quire.serving.api.request_body import openapi_body, read_body
 from quire.serving.api.request_work import cancel_on_disconnect
 from quire.serving.api.routes.completions import prepare_completion
@@ -21,7 +20,7 @@ from quire.serving.api.schemas.chat import MAX_MESSAGES, ChatMessage, ChatReques
 from quire.serving.api.schemas.completion import CompletionRequest
 from quire.serving.api.schemas.known_fields import Body, fields_named, optional
 from quire.serving.api.schemas.sampling import SamplingFields
-from quire.serving.api.schemas.tools import ChatTool, shown_tools
+from quire.serving.api.schemas.tools import ChatTool
 from quire.serving.api.serving import Serving, json_response
 from quire.structured_outputs_params import StructuredOutputsParams
 
@@ -40,6 +39,8 @@ class TokenizeRequest(Body):
     continue_final_message: bool | None = None
     chat_template_kwargs: dict[str, Any] | None = None
     tools: list[ChatTool] | None = optional("As in /v1/chat/completions.")
+    mm_processor_kwargs: dict[str, Any] | None = optional("As in /v1/chat/completions.")
+    media_io_kwargs: dict[str, Any] | None = optional("As in /v1/chat/completions.")
     return_token_strs: bool | None = optional("Also return the tokens as the vocabulary writes them.")
 
 
@@ -65,11 +66,8 @@ def add_tokenize(app: FastAPI, serving: Serving) -> None:
         """The token ids of a text or a conversation."""
         fields = await read_body(request, TokenizeRequest)
         serving.model_name(fields.model)
-        longest = serving.session.submission.longest
-        text = await _text(serving, fields)
-        default = fields.messages is None
-        special = default if fields.add_special_tokens is None else fields.add_special_tokens
-        tokens = await serving.renderer.encode(text, special, longest)
+        longest = serving.session.input_processor.longest
+        tokens = await _tokens(serving, request, fields, longest)
         body: dict[str, Any] = {"count": len(tokens), "max_model_len": longest, "tokens": tokens, "token_strs": None}
         if fields.return_token_strs:
             body["token_strs"] = [serving.renderer.tokenizer.token(token) for token in tokens]
@@ -88,19 +86,24 @@ def add_tokenize(app: FastAPI, serving: Serving) -> None:
         return json_response({"prompt": await serving.renderer.decode(fields.tokens)})
 
 
-async def _text(serving: Serving, fields: TokenizeRequest) -> str:
+async def _tokens(serving: Serving, request: Request, fields: TokenizeRequest, longest: int) -> list[int]:
     if (fields.prompt is None) == (fields.messages is None):
         raise RequestError("Send either prompt or messages.", param="prompt")
     if fields.messages is None:
-        return fields.prompt or ""
-    conversation = Conversation(
-        fields.messages,
+        special = True if fields.add_special_tokens is None else fields.add_special_tokens
+        return await serving.renderer.encode(fields.prompt or "", special, longest)
+    conversation = ChatRequest(
+        messages=fields.messages,
+        add_special_tokens=bool(fields.add_special_tokens),
         add_generation_prompt=fields.add_generation_prompt,
         continue_final_message=fields.continue_final_message,
-        variables=fields.chat_template_kwargs or {},
-        tools=shown_tools(fields.tools or ()),
+        chat_template_kwargs=fields.chat_template_kwargs,
+        tools=fields.tools,
+        mm_processor_kwargs=fields.mm_processor_kwargs,
+        media_io_kwargs=fields.media_io_kwargs,
     )
-    return await serving.renderer.render(conversation)
+    _, tokens, _ = await serving.chat.rendered(conversation.sent_by(request.state.caller), longest)
+    return tokens
 
 
 def add_render(app: FastAPI, serving: Serving) -> None:
@@ -120,6 +123,8 @@ def add_render(app: FastAPI, serving: Serving) -> None:
 async def _chat(serving: Serving, request: Request, fields: ChatRequest) -> Response:
     _check(serving, request, fields)
     prompt = await serving.chat.prepare(fields)
+    if "media" in prompt.options:
+        raise RequestError("A conversation with images cannot be rendered: send it as it is.", param="messages")
     if prompt.form_begins_late:
         form = prompt.params.structured_outputs
         assert form is not None

@@ -9,11 +9,14 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterable, Sequence
-from typing import Annotated, Any, Literal
+from dataclasses import dataclass, field
+from typing import Annotated, Any, Literal, NamedTuple
 
 from pydantic import Field
 
 from quire.errors import RequestError
+from quire.media.parts import IMAGE_TYPES, PLACEHOLDER, url_of
+from quire.serving.api.schemas.custom_tools import custom_arguments
 from quire.serving.api.schemas.known_fields import FieldNames, Part, optional
 from quire.serving.api.schemas.sampling import SamplingFields
 from quire.serving.api.schemas.tools import ChatTool, ToolChoice
@@ -60,8 +63,30 @@ def not_served(kind: str) -> str:
     return f"{kind} input is not served: this model reads text only. Send text instead."
 
 
+class ImagePart(NamedTuple):
+    """An image of a conversation: the part's name in the request, its URL, and the uuid by which later requests may
+    name it; without a URL, an earlier one brought it."""
+
+    place: str
+    url: str | None
+    uuid: str | None = None
+
+
+@dataclass
+class SeenImages:
+    """The images of a conversation, for a model that sees them.
+
+    Attributes:
+        placeholder: Text of the token that stands for an image, where a chat template takes texts alone.
+        parts: The images, in order.
+    """
+
+    placeholder: str
+    parts: list[ImagePart] = field(default_factory=list)
+
+
 class ContentPart(Part, extra="allow"):
-    """A piece of a message; only text is served."""
+    """A piece of a message: text, or an image for models that see them."""
 
     type: str
     text: str | None = None
@@ -98,7 +123,9 @@ class ChatRequest(SamplingFields):
         "The name of one of the model's templates, or, with --trust-request-chat-template, a jinja text."
     )
     documents: list[dict[str, Any]] | None = optional("For templates that show documents.")
-    tools: list[ChatTool] | None = optional("Functions that the model may call.")
+    mm_processor_kwargs: dict[str, Any] | None = optional("Settings of the image processor for this request.")
+    media_io_kwargs: dict[str, Any] | None = optional("How files of images are read for this request.")
+    tools: list[ChatTool] | None = optional("Functions and custom tools that the model may call.")
     tool_choice: ToolChoice | None = optional("Default auto, if there are tools.")
     parallel_tool_calls: bool | None = optional("Default true; false for one call at most.")
     include_reasoning: bool | None = optional("Default true: show the model's reasoning.")
@@ -156,15 +183,17 @@ class ChatRequest(SamplingFields):
         return (self.top_logprobs or 0) if self.logprobs else None
 
 
-def plain_messages(messages: Sequence[ChatMessage], *, content: MessageContent) -> list[dict[str, Any]]:
+def plain_messages(
+    messages: Sequence[ChatMessage], *, content: MessageContent, images: SeenImages | None = None
+) -> list[dict[str, Any]]:
     """The messages as plain data, near to how they were sent: a chat template brings them into its form. Parts of
-    content are joined, listed, or left as they were sent. Raises RequestError for a message that is empty, or would
-    lose something."""
+    content are joined, listed, or left as they were sent; `images` gets those that are images. Raises RequestError for
+    a message that is empty, or would lose something, such as an image without `images`."""
     if not messages:
         raise RequestError("messages must not be empty.", param="messages")
     if logger.isEnabledFor(logging.DEBUG) and (unknown := _unknown_fields(messages)):
         logger.debug("fields of messages that nobody knows are left out: %s", ", ".join(unknown))
-    return [_plain(message, f"messages[{i}]", content) for i, message in enumerate(messages)]
+    return [_plain(message, f"messages[{i}]", content, images) for i, message in enumerate(messages)]
 
 
 def _unknown_fields(messages: Iterable[ChatMessage]) -> list[str]:
@@ -177,15 +206,18 @@ def _unknown_fields(messages: Iterable[ChatMessage]) -> list[str]:
     return sorted(name[:64] for name in names - NOT_SERVED.keys())
 
 
-def _plain(message: ChatMessage, place: str, form: MessageContent) -> dict[str, Any]:
+def _plain(message: ChatMessage, place: str, form: MessageContent, images: SeenImages | None) -> dict[str, Any]:
     for name, advice in NOT_SERVED.items():
         if (message.model_extra or {}).get(name) is not None:
             raise RequestError(f"{place}.{name} is not supported: {advice}.", param=f"{place}.{name}")
     content: Any = message.refusal if message.content is None else message.content
     if isinstance(content, list):
         given = message.role == "tool"
-        texts = [_text(part, f"{place}.content[{i}]", of_tool=given) for i, part in enumerate(content)]
-        content = "\n".join(texts) if form == "text" else [{"type": "text", "text": text} for text in texts]
+        parts = [_part(part, f"{place}.content[{i}]", images, of_tool=given) for i, part in enumerate(content)]
+        content = parts
+        if form == "text":
+            shown = "" if images is None else images.placeholder
+            content = "\n".join(part.get("text", shown) for part in parts)
     elif content is not None and form == "parts":
         content = [{"type": "text", "text": content}]
     if content is None and message.role not in ("assistant", "tool"):
@@ -205,6 +237,14 @@ def _plain(message: ChatMessage, place: str, form: MessageContent) -> dict[str, 
     return plain | {name: value for name, value in fields.items() if value is not None}
 
 
+def _part(part: ContentPart, place: str, images: SeenImages | None, *, of_tool: bool) -> dict[str, Any]:
+    """Return a part of content as a chat template goes through it."""
+    if images is not None and part.type in IMAGE_TYPES:
+        images.parts.append(ImagePart(place, *url_of(part.model_extra or {}, place)))
+        return PLACEHOLDER
+    return {"type": "text", "text": _text(part, place, of_tool=of_tool)}
+
+
 def _text(part: ContentPart, place: str, *, of_tool: bool) -> str:
     if part.type == "refusal" and part.refusal is not None:
         return part.refusal
@@ -220,6 +260,12 @@ def _text(part: ContentPart, place: str, *, of_tool: bool) -> str:
 def _tool_call(call: dict[str, Any], place: str) -> dict[str, Any]:
     """The part of a call that a model sees: templates may print all of it, and clients add fields of their own."""
     function = call.get("function")
+    if call.get("type") == "custom":
+        custom = call.get("custom")
+        if not isinstance(custom, dict) or not isinstance(custom.get("input"), str):
+            raise RequestError(f"{place}: each custom call needs 'custom' with a name and an input.", param=place)
+        call = {**call, "type": "function"}
+        function = {"name": custom.get("name"), "arguments": custom_arguments(custom["input"])}
     if not isinstance(function, dict) or not isinstance(function.get("name"), str):
         raise RequestError(f"{place}: each needs a function with a name.", param=place)
     shown = {name: call[name] for name in ("id", "type") if call.get(name) is not None}

@@ -50,20 +50,24 @@ class CompletionRequest(SamplingFields):
     @cached_property
     def prompts(self) -> list[Prompt]:
         """The prompts, each a text or token ids; raises RequestError if `prompt` is none of the four forms."""
-        prompt = self.prompt
-        if isinstance(prompt, str):
-            return [prompt]
-        if prompt == []:
-            raise RequestError("prompt is an empty list: send a text or token ids.", param="prompt")
-        if isinstance(prompt, list):
-            if _are_tokens(prompt):
-                return [prompt]
-            if all(isinstance(p, str) for p in prompt) or all(isinstance(p, list) and _are_tokens(p) for p in prompt):
-                return prompt
-        raise RequestError(
-            "prompt must be a text, a list of texts, a list of token ids, or a list of lists of token ids.",
-            param="prompt",
-        )
+        return each_prompt("prompt", self.prompt)
+
+
+def each_prompt(name: str, value: Any) -> list[Prompt]:
+    """The prompts in a field: a text, a list of texts, token ids, or a list of such lists. Raises a RequestError that
+    names the field if it is none of these."""
+    if isinstance(value, str):
+        return [value]
+    if value == []:
+        raise RequestError(f"{name} is an empty list: send a text or token ids.", param=name)
+    if isinstance(value, list):
+        if _are_tokens(value):
+            return [value]
+        if all(isinstance(p, str) for p in value) or all(isinstance(p, list) and _are_tokens(p) for p in value):
+            return value
+    raise RequestError(
+        f"{name} must be a text, a list of texts, a list of token ids, or a list of lists of token ids.", param=name
+    )
 
 
 def _are_tokens(values: list[Any]) -> bool:

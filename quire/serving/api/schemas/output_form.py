@@ -19,7 +19,7 @@ class JsonSchemaFormat(Part):
     description: str | None = optional("Not used.")
     schema_: dict[str, Any] | None = Field(default=None, alias="schema", description="The schema.")
     strict: bool | None = optional(
-        "A schema that cannot be enforced in full is refused; else what cannot be enforced is left out."
+        "A schema that cannot be enforced in full is refused; else what cannot be enforced is checked at the end."
     )
 
 

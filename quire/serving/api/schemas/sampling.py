@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Any, Literal
 
-from pydantic import Field, PrivateAttr, StringConstraints
+from pydantic import Field, StringConstraints
 
 from quire.errors import RequestError
 from quire.foundation.config import ServerConfig
@@ -18,9 +18,10 @@ from quire.sampling_params import (
     SamplingParams,
     check_num_biases,
 )
-from quire.serving.api.request_head import ANYBODY, Caller, check_timeout
-from quire.serving.api.schemas.known_fields import AS_THEY_ARE, Body, FieldNames, Part, optional
+from quire.serving.api.schemas.known_fields import Part, optional
 from quire.serving.api.schemas.output_form import OutputFormFields
+from quire.serving.api.schemas.queue_fields import QueueFields
+from quire.serving.api.schemas.retention import PromptCacheOptions, Retention, retention_s
 from quire.serving.api.token_fields import PromptFields, TokenNames
 from quire.text.generation_config import DefaultSampling
 from quire.text.tokenizer import Tokenizer
@@ -33,9 +34,6 @@ Metadata = Annotated[
 """Up to 16 texts of 512 characters, under names of up to 64: OpenAI's bounds."""
 
 
-MAX_SALT = 1_024
-"""Maximum number of characters of a salt."""
-MAX_PRIORITY = 2**31 - 1
 MAX_BIAS = 100.0
 """OpenAI's limit on logit_bias, both ways."""
 _NOT_FOR_BEAM_SEARCH: dict[str, tuple[Any, ...]] = {
@@ -76,52 +74,21 @@ class StreamOptions(Part):
     include_obfuscation: bool | None = optional("Ignored: nothing is padded here.")
 
 
-class RequestFields(Body):
+class RequestFields(QueueFields):
     """Fields beside the prompt and the sampling parameters."""
 
-    model: str | None = optional("A name from /v1/models; may be left out.")
-    request_id: str | None = optional("Id of the request, unless X-Request-Id is sent.")
-    timeout: float | None = optional("Seconds after which the answer ends with what there is; X-Request-Timeout, too.")
-    priority: int | None = optional("Lower goes first, if the server orders by priority.")
-    cache_salt: str | None = optional("Cached prefixes are shared within one salt only.")
     stream: bool | None = optional("Server-sent events.")
     stream_options: StreamOptions | None = None
-    _caller: Caller = PrivateAttr(default_factory=lambda: ANYBODY)  # a default would be copied for each request
-    _names: FieldNames = PrivateAttr(default_factory=lambda: AS_THEY_ARE)
-
-    def sent_by(self, caller: Caller) -> Self:
-        """Set who sent this request, and return the request. A timeout counts from the caller's `arrival`."""
-        self._caller = caller
-        return self
-
-    def named(self, names: FieldNames) -> Self:
-        """Set what the client of a dialect calls these fields, and return the request."""
-        self._names = names
-        return self
-
-    @property
-    def field_names(self) -> FieldNames:
-        """What the client calls the fields, for errors."""
-        return self._names
-
-    @property
-    def tenant(self) -> str:
-        return self._caller.tenant
+    session_id: str | None = optional("Whose turn this is: its prefix stays cached until the next one.")
+    prompt_cache_key: str | None = optional("As session_id.")
+    prompt_cache_options: PromptCacheOptions | None = optional("How long the prefix stays cached.")
+    prompt_cache_retention: Retention | None = optional("Older form of prompt_cache_options.ttl.")
 
     def queue_options(self) -> dict[str, Any]:
-        """The priority, salt, deadline, tenant, model and collectors, as arguments of `EngineSession.add_request`;
-        raises RequestError if a value is out of its range."""
-        if self.cache_salt is not None and not 0 < len(self.cache_salt) <= MAX_SALT:
-            raise RequestError(f"cache_salt must be a text of 1 to {MAX_SALT} characters.", param="cache_salt")
-        timeout = None if self.timeout is None else check_timeout("timeout", self.timeout)
-        return {
-            "priority": integer("priority", self.priority or 0, -MAX_PRIORITY, MAX_PRIORITY),
-            "cache_salt": self.cache_salt or "",
-            "deadline": self._caller.deadline_after(timeout),
-            "tenant": self.tenant,
-            "collectors": self._caller.collectors,
-            "model": self.model,
-        }
+        """What QueueFields has, and for how long the blocks of the request are wanted; raises RequestError as well."""
+        names = (self.session_id, self.prompt_cache_key)
+        wanted = retention_s(*names, self.prompt_cache_options, self.prompt_cache_retention)
+        return super().queue_options() | {"retain_s": wanted}
 
     def check_stream_options(self) -> None:
         """Raises RequestError for stream_options without stream."""

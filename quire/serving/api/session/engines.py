@@ -120,6 +120,8 @@ class Engine:
         sequence.record(delta)
         stats = collector.stats_of(number)
         self.stats.record_tokens(stats, len(delta.tokens), now, delta.cached_tokens)
+        if delta.end is not None and sequence.add.pooling is not None:
+            self.stats.record_pooled(stats, delta.end)
         if delta.end is not None:  # first, because the reader may close the request when it gets the end
             stats.end = delta.end
             self._requests.remove(number)

@@ -86,6 +86,7 @@ class OpenRequests:
 
     def __init__(self) -> None:
         self._sequences: dict[int, OpenSequence] = {}
+        self._open_of_request: dict[int, int] = {}  # open sequences, by the id of the collector of the first part
         self._num_kept_open = 0
         self._idle = asyncio.Event()
         self._idle.set()
@@ -93,6 +94,11 @@ class OpenRequests:
     @property
     def num_sequences(self) -> int:
         return len(self._sequences)
+
+    @property
+    def num_requests(self) -> int:
+        """How many requests of clients have open sequences."""
+        return len(self._open_of_request)
 
     def get(self, sequence: int) -> OpenSequence | None:
         """A sequence by its id; None when nobody wants it any more."""
@@ -129,12 +135,18 @@ class OpenRequests:
     def add(self, collector: OutputCollector, engines: Sequence[int]) -> None:
         """Open all sequences of a request, each on the engine of this number; forks go with their first."""
         self._idle.clear()
+        request = id(collector.part_of or collector)
+        self._open_of_request[request] = self._open_of_request.get(request, 0) + len(collector.adds)
         for add, engine in zip(collector.adds, engines, strict=True):
             self._sequences[add.id] = OpenSequence(add, collector, engine)
 
     def remove(self, sequence: int) -> None:
         """Close a sequence that has ended, or is not wanted any more."""
-        del self._sequences[sequence]
+        collector = self._sequences.pop(sequence).collector
+        request = id(collector.part_of or collector)
+        self._open_of_request[request] -= 1
+        if not self._open_of_request[request]:
+            del self._open_of_request[request]
         self._update_idle()
 
     @contextmanager

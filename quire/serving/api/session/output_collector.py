@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import Callable, Sequence
 
 from quire.engine.metrics.stats import SequenceStats
+from quire.engine.structured_output.messages import LenientSchema
 from quire.foundation.messages.to_engine import Add
 from quire.text.deltas import SequenceDelta
 
@@ -17,12 +18,23 @@ class OutputCollector:
     """The output of one request, by the index of its sequences, which is the order of its Adds.
 
     The session fills it and one task reads it, all in the event loop. Unread output is merged, so a slow reader costs
-    no more than its tokens. `form` is the field that asked for a form of the output; None if none did.
+    no more than its tokens. `form` is the field that asked for a form of the output, None if none did; `lenient` are
+    the schemas that finished outputs must be checked against. `part_of` is the first part of the client's request, if
+    this is another one.
     """
 
-    def __init__(self, adds: Sequence[Add], stats: Sequence[SequenceStats], form: str | None = None) -> None:
+    def __init__(
+        self,
+        adds: Sequence[Add],
+        stats: Sequence[SequenceStats],
+        form: str | None = None,
+        lenient: Sequence[LenientSchema] = (),
+        part_of: OutputCollector | None = None,
+    ) -> None:
         self.adds = tuple(adds)
         self.form = form
+        self.lenient = lenient
+        self.part_of = part_of
         self.stats = tuple(stats)
         self._index = {add.id: index for index, add in enumerate(adds)}
         self._unread: dict[int, SequenceDelta] = {}

@@ -9,16 +9,18 @@ from __future__ import annotations
 
 import math
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from quire.engine.metrics.stats import Limit
 from quire.errors import OverloadedError
 from quire.foundation.clock import Clock
 from quire.foundation.config import SchedulerConfig
+from quire.foundation.config.scheduler import MAX_QUEUE_TIME, OVERLOAD_QUEUE_TIME
 from quire.foundation.messages.from_engine import Load
 from quire.foundation.messages.to_engine import Add
 from quire.scheduling.kvcache.block_hashes import BlockHashes
+from quire.serving.api.session.overload import OverloadDetector
 from quire.serving.replica_chooser import MAX_BLOCKS, ReplicaChooser, ReplicaLoad
 
 _UNKNOWN_BLOCKS = 2**20
@@ -105,7 +107,8 @@ class Placement:
         if len(self._queues) == 1:
             return []
         adapter = add.adapter.digest if add.adapter else ""
-        hashes = BlockHashes(self._block_size, add.cache_salt, adapter=adapter)
+        source = add.source.digest if add.source else b""
+        hashes = BlockHashes(self._block_size, add.cache_salt, adapter=adapter, media=add.media, source=source)
         return hashes.hash_up_to(add.tokens, min(len(add.tokens), MAX_BLOCKS * self._block_size))
 
     def place(self, add: Add, blocks: Sequence[bytes], able: Sequence[bool]) -> int:
@@ -135,28 +138,51 @@ def _load(queue: EngineQueue) -> ReplicaLoad:
 @dataclass(frozen=True)
 class QueueLimits:
     """How long the queue may be, in sequences and tokens; None for any number of sequences, and for the tokens that are
-    worked off within `seconds`. A request that meets an empty queue is always let in."""
+    worked off within `seconds`, or within `overload_seconds` under overload. A request that meets an empty queue is
+    always let in."""
 
     requests: int | None
     tokens: int | None
     seconds: float
+    overload_seconds: float
     slots: int
 
     @classmethod
     def of(cls, config: SchedulerConfig) -> QueueLimits:
         """The limits that are configured."""
+        usual, overload = config.max_queue_time, config.overload_queue_time
+        if overload is None:
+            overload = OVERLOAD_QUEUE_TIME if usual is None else usual
         return cls(
-            config.max_queued_requests, config.max_queued_tokens, config.max_queue_time, config.max_num_seqs or 1
+            config.max_queued_requests,
+            config.max_queued_tokens,
+            MAX_QUEUE_TIME if usual is None else usual,
+            overload,
+            config.max_num_seqs or 1,
         )
 
 
 class AdmissionLimit:
-    """Decides which requests one API process turns away, and counts these in `rejections`, by reason."""
+    """Decides which requests one API process turns away, and counts these in `rejections`, by reason.
 
-    def __init__(self, limits: QueueLimits, queues: Sequence[EngineQueue], rejections: dict[Limit, int]) -> None:
+    Args:
+        open_requests: Returns how many requests of this process have not ended.
+    """
+
+    def __init__(
+        self,
+        limits: QueueLimits,
+        queues: Sequence[EngineQueue],
+        rejections: dict[Limit, int],
+        clock: Clock,
+        open_requests: Callable[[], int],
+    ) -> None:
         self._limits = limits
+        self._open_requests = open_requests
         self._queues = queues
         self._rejections = rejections
+        self._overload = OverloadDetector(clock)
+        self._overloaded = False  # as of the last arrival
         self._usual_tokens = 0.0  # of a request that was let in, on average
 
     @property
@@ -172,10 +198,19 @@ class AdmissionLimit:
     @property
     def max_tokens(self) -> float:
         """Maximum number of tokens in the queue."""
-        if self._limits.tokens is not None:
-            return self._limits.tokens
+        return min(self._usual_limit, self._overload_limit)
+
+    @property
+    def _usual_limit(self) -> float:
+        limits, speed = self._limits, self._tokens_per_s
+        if limits.tokens is not None:
+            return limits.tokens
+        return limits.seconds * speed if speed else math.inf
+
+    @property
+    def _overload_limit(self) -> float:
         speed = self._tokens_per_s
-        return self._limits.seconds * speed if speed else math.inf
+        return self._limits.overload_seconds * speed if self._overloaded and speed else math.inf
 
     @property
     def seconds(self) -> float:
@@ -187,13 +222,16 @@ class AdmissionLimit:
     def _tokens_per_s(self) -> float:
         return sum(queue.load.tokens_per_s for queue in self._queues)
 
-    def refuse_if_full(self) -> None:
+    def refuse_if_full(self, *, is_retry: bool = False) -> None:
         """Raises OverloadedError if the queue is full, before a request is read. This has to be cheap, or a flood takes
-        the time of the requests that were let in.
+        the time of the requests that were let in. Who `is_retry` was turned away before: as long as all come back, no
+        more is offered.
 
         The queue is full when it has no room for what requests brought lately on average, or for FULL_SHARE of its
         limit if that is less.
         """
+        if is_retry:
+            self._overload.came_back()
         self.check(1, min(self._usual_tokens, FULL_SHARE * self.max_tokens))
 
     def enter(self, adds: Sequence[Add]) -> None:
@@ -205,14 +243,24 @@ class AdmissionLimit:
 
     def check(self, sequences: int, tokens: float) -> None:
         """Raises OverloadedError if `enter` would, as far as the request is known before its Adds are made."""
+        queues = self._queues
+        self._overloaded = self._overload.arrived(
+            self._open_requests(),
+            min(queue.load.queue_delay_s for queue in queues),
+            self.seconds,
+        )
         most = self._limits.requests
         if most is not None and self.sequences and self.sequences + sequences > most:
             self._refuse("requests")
-        if self.tokens and self.tokens + tokens > self.max_tokens:
+        queued = self.tokens
+        # Under overload the queue is hardly ever empty: one larger than its limit is let in when it is half empty.
+        limit = self._usual_limit if queued < self._overload_limit / 2 else self.max_tokens
+        if queued and queued + tokens > limit:
             self._refuse("tokens")
 
     def _refuse(self, limit: Limit) -> None:
         self._rejections[limit] += 1
+        self._overload.refused()
         retry = min(MAX_RETRY_S, max(1, math.ceil(self.seconds)))
         raise OverloadedError(
             f"The server has more requests than it can answer soon: {self.sequences} wait. "

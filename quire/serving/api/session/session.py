@@ -19,15 +19,17 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from quire.engine.client import EngineClient
+from quire.engine.input_processor import InputProcessor
 from quire.engine.metrics.server_stats import ServerStats
 from quire.engine.metrics.stats import SequenceStats, Stats
-from quire.engine.submission import Submission
+from quire.engine.structured_output.messages import LenientSchema
 from quire.errors import EngineDeadError, QuireError, RequestError, UnavailableError
 from quire.foundation.clock import Clock, SystemClock
 from quire.foundation.config import Config
 from quire.foundation.messages.from_engine import Done, EndReason, Ready
 from quire.foundation.messages.to_engine import Abort, Add
 from quire.foundation.processes.launch import SendReport
+from quire.pooling_params import PoolingParams
 from quire.sampling_params import SamplingParams
 from quire.serving.api.adapters import ServedAdapters
 from quire.serving.api.grammar_checks import GrammarChecks
@@ -49,6 +51,18 @@ def check_num_sequences(num_prompts: int, n: int, param: str = "n") -> None:
     """Raises RequestError about the field `param` if a request asks for more than MAX_SEQUENCES sequences."""
     if num_prompts * n > MAX_SEQUENCES:
         raise RequestError(f"A request may ask for at most {MAX_SEQUENCES} sequences (prompts × n).", param=param)
+
+
+def _adds(
+    input_processor: InputProcessor,
+    prompt: Sequence[int],
+    params: SamplingParams | PoolingParams,
+    options: Mapping[str, Any],
+    own: Mapping[str, Any],
+) -> list[Add]:
+    if isinstance(params, PoolingParams):
+        return input_processor.pooled(prompt, params, **options, **own)
+    return input_processor.adds(prompt, params, **options, **own)
 
 
 class EngineSession:
@@ -82,13 +96,15 @@ class EngineSession:
         self.status = SessionState(self.engines)
         self.stats = ServerStats([engine.stats for engine in self.engines])
         queues = [engine.queue for engine in self.engines]
-        self.admission_limit = AdmissionLimit(limits, queues, self.stats.rejections)
+        self.admission_limit = AdmissionLimit(
+            limits, queues, self.stats.rejections, self._clock, lambda: self.requests.num_requests
+        )
         self._placement = Placement(queues, config.cache.block_size, self._clock)
         self._peers = peers or Peers()
         self._peers.on(CountOpen, lambda question: self.counts())
         self._peers.on(EnginesPaused, lambda news: self.engines.remember(news.action))
         self.adapters = ServedAdapters(config.lora, self.engines, self._peers)
-        self._submission: Submission | None = None
+        self._input_processor: InputProcessor | None = None
         self.grammars = GrammarChecks(special_tokens, has_tokenizer=not config.model.skip_tokenizer_init)
         self._adding = asyncio.Lock()
         self._dead = asyncio.Event()
@@ -201,59 +217,68 @@ class EngineSession:
     # --- requests ---------------------------------------------------------------------------------------------------
 
     @property
-    def submission(self) -> Submission:
+    def input_processor(self) -> InputProcessor:
         """Checks and limits of the engines; raises UnavailableError if no work is taken now."""
-        if self._submission is None or not self.status.takes_requests:
+        if self._input_processor is None or not self.status.takes_requests:
             raise UnavailableError(self.status.refusal)
-        return self._submission
+        return self._input_processor
 
-    def refuse_if_full(self) -> None:
+    def refuse_if_full(self, *, is_retry: bool) -> None:
         """Raises OverloadedError if the queue is full, before a request is read."""
         if self.state == "ready":
-            self.admission_limit.refuse_if_full()
+            self.admission_limit.refuse_if_full(is_retry=is_retry)
 
     def check_room(self, sequences: int, tokens: int) -> None:
         """Refuse a request of at least so many sequences and tokens before anything is done for it: raises
         OverloadedError if the queue has no room, UnavailableError if no work is taken now. A request that could never
         run gets another error before."""
-        _ = self.submission  # raises if no work is taken
+        _ = self.input_processor  # raises if no work is taken
         self.admission_limit.check(sequences, tokens)
 
     def checked_adds(
         self, prompts: Sequence[Sequence[int]], params: SamplingParams, options: Mapping[str, Any]
     ) -> list[Add]:
         """Check prompts as `add_request` does, and send nothing. Returns the first Add of each prompt."""
-        options = {name: value for name, value in options.items() if name not in ("collectors", "model")}
-        return [self.submission.adds(prompt, params, **options)[0] for prompt in prompts]
+        options = {name: value for name, value in options.items() if name not in ("collectors", "lenient", "model")}
+        return [self.input_processor.adds(prompt, params, **options)[0] for prompt in prompts]
 
     async def add_request(
         self,
         prompts: Sequence[Sequence[int]],
-        params: SamplingParams,
+        params: SamplingParams | PoolingParams,
         *,
         model: str | None = None,
         tenant: str = "",
         cache_salt: str = "",
         continuing: bool = False,
         collectors: list[OutputCollector] | None = None,
+        per_prompt: Sequence[Mapping[str, Any]] = (),
+        lenient: Sequence[LenientSchema] = (),
+        part_of: OutputCollector | None = None,
         **options: Any,
     ) -> OutputCollector:
-        """Hand a request's sequences to engines, `params.n` for each prompt. Must be closed.
+        """Hand a request's sequences to engines, `params.n` for each prompt, or one for each text that is pooled. Must
+        be closed.
 
         Args:
             model: The name of an adapter or of the base model; None for the base model.
-            tenant, cache_salt, options: Arguments of Submission.adds, among them the grammar from `grammars.options`.
+            tenant, cache_salt, options: Arguments of InputProcessor.adds, among them the grammar from
+                `grammars.options`, or of InputProcessor.pooled.
+            per_prompt: Further such arguments of each prompt, such as `token_types`.
             continuing: The request is part of one that was taken before (`requests.keep_open`), so a drain lets it in.
             collectors: Gets the collector before anything is sent.
+            lenient: Schemas that finished outputs must be checked against, from `grammars.options`.
+            part_of: The first part of the client's request that this is another part of.
 
         Raises:
             UnavailableError: No work is taken now.
             OverloadedError: Too many requests wait.
             RequestError: No engine could run it; nothing was started.
         """
-        check_num_sequences(len(prompts), params.n)
+        if isinstance(params, SamplingParams):
+            check_num_sequences(len(prompts), params.n)
         let_in = continuing and self.status.drains_on
-        submission = (self._submission if let_in else None) or self.submission
+        input_processor = (self._input_processor if let_in else None) or self.input_processor
         options |= {
             "adapter": None if model is None else await self.adapters.find(model),
             "tenant": tenant,
@@ -261,30 +286,36 @@ class EngineSession:
         }
         async with self._adding:  # ids are in the order in which they are sent
             time_slice, adds, blocks = TimeSlice(), list[Add](), dict[int, list[bytes]]()
-            for prompt in prompts:
-                first, *forks = submission.adds(prompt, params, **options)
+            for place, prompt in enumerate(prompts):
+                first, *forks = _adds(input_processor, prompt, params, options, per_prompt[place] if per_prompt else {})
                 adds += [first, *forks]
                 blocks[first.id] = self._placement.blocks(first)
                 await time_slice.offer()
             if not let_in:
-                _ = self.submission  # raises if no work is taken any more
+                _ = self.input_processor  # raises if no work is taken any more
             if not continuing:
                 self.admission_limit.enter(adds)
-            collector = self._open(adds, blocks, params)
+            collector = self._open(adds, blocks, params, lenient, part_of)
             if collectors is not None:
                 collectors.append(collector)
             await self._send(collector, time_slice)
         return collector
 
     def _open(
-        self, adds: Sequence[Add], blocks: Mapping[int, Sequence[bytes]], params: SamplingParams
+        self,
+        adds: Sequence[Add],
+        blocks: Mapping[int, Sequence[bytes]],
+        params: SamplingParams | PoolingParams,
+        lenient: Sequence[LenientSchema],
+        part_of: OutputCollector | None,
     ) -> OutputCollector:
         """Place each prompt on an engine; its sequences are open from now on."""
-        able, form = self.engines.able, params.structured_outputs
+        form = params.structured_outputs if isinstance(params, SamplingParams) else None
+        able = self.engines.able
         placed = {add.id: self._placement.place(add, blocks[add.id], able) for add in adds if add.fork_of is None}
         engines = [placed[add.prompt_id] for add in adds]
         stats = [self.stats.engines[engine].start_sequence(add) for add, engine in zip(adds, engines, strict=True)]
-        collector = OutputCollector(adds, stats, None if form is None else form.name)
+        collector = OutputCollector(adds, stats, None if form is None else form.name, lenient, part_of)
         self.requests.add(collector, engines)
         return collector
 
@@ -311,6 +342,12 @@ class EngineSession:
         self._abort([collector.adds[index]])
         stats = collector.stats[index]
         self._stats_of(stats).finish_sequence(stats, reason, self._clock.now())
+
+    def refuse_output(self, collector: OutputCollector, index: int) -> None:
+        """End a sequence whose finished output is not valid, and count that."""
+        stats = collector.stats[index]
+        self._stats_of(stats).schema_misses += 1
+        self._stats_of(stats).finish_sequence(stats, "error", self._clock.now())
 
     def close_request(self, collector: OutputCollector, reason: EndReason = "abort") -> None:
         """Close a request whose reader is gone or has all that it wanted, and abort what still runs."""
@@ -344,9 +381,9 @@ class EngineSession:
         """Learn what the engines can do, once each has been ready."""
         if (ready := self.ready) is None:
             return  # others are still loading
-        if self._submission is None:
+        if self._input_processor is None:
             model, seeds = self._config.model, random.SystemRandom()
-            self._submission = Submission(
+            self._input_processor = InputProcessor(
                 self._number,
                 ready,
                 self._eos_ids,
@@ -357,7 +394,7 @@ class EngineSession:
                 takes_extra_args=bool(model.logits_processors),
             )
         else:
-            self._submission.replace_engine(ready)
+            self._input_processor.replace_engine(ready)
         self.adapters.engine_ready()
 
     def on_engine_died(self, engine: int, in_flight: Sequence[int]) -> None:

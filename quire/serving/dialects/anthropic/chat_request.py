@@ -21,6 +21,7 @@ from quire.serving.dialects.anthropic.schemas import (
     MessagesRequest,
     TypedTool,
 )
+from quire.serving.dialects.anthropic.typed_tools import typed_function
 from quire.serving.dialects.dialect import json_format, make_chat, thinking_switches
 from quire.text.hints import NOT_READ, HintLog
 
@@ -28,14 +29,18 @@ _PASSED_ON = ("max_tokens", "stream", "temperature", "top_p", "top_k")
 _HOSTED = re.compile(
     r"(web_search|web_fetch|code_execution|advisor|tool_search_tool(?:_bm25|_regex)?|mcp_toolset)(?:_[0-9]{8})?"
 )
-_RUN_BY_CLIENT = re.compile(r"(bash|text_editor|memory|computer|computer_toolset|browser_toolset)(?:_[0-9]{8})?")
+_MARKED_MESSAGES = 4
+"""Last messages in which a client marks what is to be cached."""
+_TTL, _LONG_TTL = "5m", "1h"
+"""Anthropic's times, by default and if asked for."""
+_OF_SEEING_MODELS = re.compile(r"(computer|computer_toolset|browser_toolset)(?:_[0-9]{8})?")
 
 
-def chat_request(body: CountTokensRequest, variables: Collection[str]) -> ChatRequest:
-    """The chat that is meant; raises a RequestError that names fields as Anthropic does. `variables` are the
-    template's."""
+def chat_request(body: CountTokensRequest, variables: Collection[str], *, sees: bool = False) -> ChatRequest:
+    """The chat that is meant, for a model that `sees` images or does not; raises a RequestError that names fields as
+    Anthropic does. `variables` are the template's."""
     _check_edits(body)
-    fields: dict[str, Any] = {"model": body.model, "messages": chat_messages(body.system, body.messages)}
+    fields: dict[str, Any] = {"model": body.model, "messages": chat_messages(body.system, body.messages, sees=sees)}
     if isinstance(body, MessagesRequest):
         fields |= {name: getattr(body, name) for name in _PASSED_ON}
         fields["stop"] = body.stop_sequences
@@ -49,6 +54,8 @@ def chat_request(body: CountTokensRequest, variables: Collection[str]) -> ChatRe
         on = body.thinking.type != "disabled"
         fields["chat_template_kwargs"] = thinking_switches(on, variables)
         fields["thinking_token_budget"] = body.thinking.budget_tokens if on else None
+    if (ttl := _cache_ttl(body)) is not None:
+        fields["prompt_cache_options"] = {"ttl": ttl}
     form = body.output_format
     if body.output_config is not None:
         fields["reasoning_effort"] = body.output_config.effort
@@ -88,8 +95,24 @@ def _context_error(error: ContextLengthError) -> str:
     )
 
 
+def _cache_ttl(body: CountTokensRequest) -> str | None:
+    """For how long the longest mark of `cache_control` wants the prefix to be cached; None without a mark. Marks stand
+    at the end of what is to be cached, so only the last messages are looked through."""
+    marked: list[Any] = [*(body.tools or ()), *(body.system if isinstance(body.system, list) else ())]
+    for message in body.messages[-_MARKED_MESSAGES:]:
+        marked += message.content if isinstance(message.content, list) else ()
+    marks = [mark for each in marked if isinstance(mark := getattr(each, "cache_control", None), dict)]
+    return max((_ttl(mark) for mark in marks), key=lambda ttl: ttl == _LONG_TTL, default=None)
+
+
+def _ttl(mark: dict[str, Any]) -> str:
+    ttl = mark.get("ttl")
+    return ttl if isinstance(ttl, str) else _TTL
+
+
 NAMES = FieldNames(
     {
+        "prompt_cache_options.ttl": "cache_control.ttl",
         "stop": "stop_sequences",
         "prompt": "messages",
         "reasoning_effort": "output_config.effort",
@@ -149,13 +172,7 @@ def _is_hosted(tool: AnthropicTool) -> bool:
 
 def _function(tool: AnthropicTool, place: str) -> dict[str, Any]:
     if isinstance(tool, TypedTool):
-        if _RUN_BY_CLIENT.fullmatch(tool.type):
-            raise UnsupportedField(
-                f"{place}.type",
-                f"only Anthropic's models know '{tool.type}'; describe it as a tool of type custom, with name, "
-                "description and input_schema",
-            )
-        raise RequestError(f"{place}.type must be 'custom', not '{tool.type[:64]}'.", param=f"{place}.type")
+        return _typed_function(tool, place)
     assert isinstance(tool, CustomTool)
     if tool.allowed_callers and "direct" not in tool.allowed_callers:
         raise UnsupportedField(f"{place}.allowed_callers", "no code is executed here: add 'direct'")
@@ -165,3 +182,18 @@ def _function(tool: AnthropicTool, place: str) -> dict[str, Any]:
     if tool.strict is not None:
         function["strict"] = tool.strict
     return {"type": "function", "function": function}
+
+
+def _typed_function(tool: TypedTool, place: str) -> dict[str, Any]:
+    known = typed_function(tool.type)
+    if known is None and _OF_SEEING_MODELS.fullmatch(tool.type):
+        raise UnsupportedField(
+            f"{place}.type",
+            f"'{tool.type}' is for models that see the screen; describe what others can use as a tool of type custom, "
+            "with name, description and input_schema",
+        )
+    if known is None:
+        raise RequestError(f"{place}.type must be 'custom', not '{tool.type[:64]}'.", param=f"{place}.type")
+    if tool.name is None:
+        raise RequestError(f"{place}.name is required.", param=f"{place}.name")
+    return {"type": "function", "function": {"name": tool.name, **known, "strict": tool.strict or False}}

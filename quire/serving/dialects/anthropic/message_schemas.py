@@ -12,7 +12,7 @@ _NEUTRAL = "Ignored: it changes no answer here."
 
 
 class _Block(Part):
-    cache_control: dict[str, Any] | None = optional("Ignored: prefixes are always cached.")
+    cache_control: dict[str, Any] | None = optional("Keep the prefix cached, for ttl 5m or 1h.")
 
 
 class TextBlock(_Block):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -32,25 +33,34 @@ _READABLE = ("text", "title", "url", "stdout", "stderr", "content", "tool_name",
 """Fields of a hosted tool's result that say something to a model; others are encrypted, or bookkeeping."""
 MAX_DEPTH = 8
 """Levels of results that are looked through; Anthropic's have half as many."""
+_BILLING_LINE = re.compile(r"\Ax-anthropic-billing-header:[^\n]*\n?\s*")
+"""What Claude Code puts at the head of its system prompt, different from turn to turn: it says nothing to a model, and
+no prompt behind it would find its prefix in the cache."""
 
 
-def chat_messages(system: str | Sequence[TextBlock] | None, messages: Sequence[Message]) -> list[dict[str, Any]]:
-    """The messages of the chat; raises RequestError if a block belongs to another role, or cannot be read."""
-    first = []
-    if system:
-        content = system if isinstance(system, str) else [_part(block.text) for block in system]
-        first = [{"role": "system", "content": content}]
-    turns = (_turn(message, f"messages[{i}]") for i, message in enumerate(messages))
+def chat_messages(
+    system: str | Sequence[TextBlock] | None, messages: Sequence[Message], *, sees: bool = False
+) -> list[dict[str, Any]]:
+    """The messages of the chat, for a model that `sees` images or does not; raises RequestError if a block belongs to
+    another role, or cannot be read."""
+    if isinstance(system, str):
+        content: Any = _BILLING_LINE.sub("", system, count=1)
+    else:
+        texts = [block.text for block in system or ()]
+        kept = [_BILLING_LINE.sub("", text, count=1) for text in texts[:1]]
+        content = [_part(text) for text in (*(kept if kept == texts[:1] or any(kept) else ()), *texts[1:])]
+    first = [{"role": "system", "content": content}] if content else []
+    turns = (_turn(message, f"messages[{i}]", sees=sees) for i, message in enumerate(messages))
     return [*first, *(message for turn in turns for message in turn)]
 
 
-def _turn(message: Message, place: str) -> list[dict[str, Any]]:
+def _turn(message: Message, place: str, *, sees: bool) -> list[dict[str, Any]]:
     blocks: Sequence[Block] = message.content if isinstance(message.content, list) else ()
     if message.role == "assistant" and blocks:
         return [_answer(blocks, place)]
     if isinstance(message.content, str):
         return [{"role": message.role, "content": message.content}]
-    return _question(message.role, blocks, place)
+    return _question(message.role, blocks, place, sees=sees)
 
 
 def _answer(blocks: Sequence[Block], place: str) -> dict[str, Any]:
@@ -85,7 +95,7 @@ def _answer(blocks: Sequence[Block], place: str) -> dict[str, Any]:
     return answer
 
 
-def _question(role: str, blocks: Sequence[Block], place: str) -> list[dict[str, Any]]:
+def _question(role: str, blocks: Sequence[Block], place: str, *, sees: bool) -> list[dict[str, Any]]:
     """The messages of a turn that is no answer; results of calls are messages of their own."""
     messages: list[dict[str, Any]] = []
     texts: list[dict[str, Any]] = []
@@ -93,15 +103,16 @@ def _question(role: str, blocks: Sequence[Block], place: str) -> list[dict[str, 
         match block:
             case ToolResultBlock() if role == "user":
                 content = block.content or ""
-                shown = content if isinstance(content, str) else [_part(_result(each)) for each in content]
+                at = f"{place}.content[{i}]"
+                shown = content if isinstance(content, str) else [_result(each, at, sees=sees) for each in content]
                 messages.append({"role": "tool", "tool_call_id": block.tool_use_id, "content": shown})
                 texts = []
             case _:
-                if (text := _read(block)) is None:
+                if (part := _shown(block, f"{place}.content[{i}]", sees=sees)) is None:
                     raise _wrong(block, role, f"{place}.content[{i}]")
                 if not texts:
                     messages.append({"role": role, "content": texts})
-                texts.append(_part(text))
+                texts.append(part)
     return messages or [{"role": role, "content": ""}]
 
 
@@ -127,9 +138,25 @@ def _read(block: Block | ResultBlock) -> str | None:
     return None
 
 
-def _result(block: ResultBlock) -> str:
+def _result(block: ResultBlock, place: str, *, sees: bool) -> dict[str, Any]:
+    return _shown(block, place, sees=sees) or _part(NOT_SEEN[block.type])
+
+
+def _shown(block: Block | ResultBlock, place: str, *, sees: bool) -> dict[str, Any] | None:
+    """The part of a chat that a block is; None if a model can read nothing of it."""
+    if isinstance(block, ImageBlock):
+        return _image(block.source, place) if sees else None
     text = _read(block)
-    return NOT_SEEN[block.type] if text is None else text
+    return None if text is None else _part(text)
+
+
+def _image(source: dict[str, Any], place: str) -> dict[str, Any]:
+    url = source.get("url")
+    if source.get("type") == "base64":
+        url = f"data:{source.get('media_type')};base64,{source.get('data')}"
+    if not isinstance(url, str):
+        raise RequestError(f"{place}.source must have the type base64 or url, with data or a url.", param=place)
+    return {"type": "image_url", "image_url": {"url": url}}
 
 
 def _document(block: DocumentBlock) -> str | None:

@@ -47,4 +47,4 @@ async def _count(serving: Serving, body: CountTokensRequest) -> Response:
 async def _chat(serving: Serving, body: CountTokensRequest) -> ChatRequest:
     variables = template_variables(serving)
     log_hints(body, serving.text.hints, variables)
-    return await convert(len(body.messages), lambda: chat_request(body, variables))
+    return await convert(len(body.messages), lambda: chat_request(body, variables, sees=serving.chat.sees))

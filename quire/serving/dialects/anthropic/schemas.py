@@ -42,7 +42,7 @@ class CustomTool(Part):
     description: str | None = None
     input_schema: dict[str, Any] = Field(description="A JSON schema of type object.")
     strict: bool | None = optional("Calls must match the schema.")
-    cache_control: dict[str, Any] | None = optional("Ignored: prefixes are always cached.")
+    cache_control: dict[str, Any] | None = optional("Keep the prefix cached, for ttl 5m or 1h.")
     eager_input_streaming: bool | None = optional("Ignored: inputs are always streamed.")
     defer_loading: bool | None = optional("A hint: no tool is searched for, all are shown.")
     allowed_callers: list[str] | None = optional("direct must be one: no code is executed here.")
@@ -50,10 +50,12 @@ class CustomTool(Part):
 
 
 class TypedTool(Part, extra="allow"):
-    """A tool that Anthropic's models know by its type. Those that Anthropic runs are left out, others are refused."""
+    """A tool that Anthropic's models know by its type. Those that Anthropic runs are left out; a client's shell,
+    editor or memory is a function."""
 
     type: str
     name: str | None = None
+    strict: bool | None = optional("Calls must match what is known of the type.")
 
 
 def _class_of(tool: Any) -> str:

@@ -14,12 +14,15 @@ from starlette.types import ASGIApp, Message
 
 from quire.errors import RequestError
 from quire.foundation.config import SchedulerConfig
+from quire.serving.api.auth import TENANT
 from quire.serving.api.request_body import decode_body
-from quire.serving.api.request_head import TENANT
-from quire.serving.api.schemas.sampling import MAX_PRIORITY
+from quire.serving.api.schemas.queue_fields import MAX_PRIORITY
 from quire.serving.api.session.session import EngineSession
 
-ENDPOINTS = ("/v1/chat/completions", "/v1/completions", "/v1/responses")
+ENDPOINTS = (
+    "/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/embeddings", "/v1/score", "/v1/rerank", "/score",
+    "/rerank", "/v2/rerank", "/v2/embed", "/classify", "/pooling",
+)  # fmt: skip
 """Where a batch's requests may go."""
 MAX_ID = 512
 """Maximum number of characters of a custom_id."""

@@ -6,7 +6,7 @@ import json
 from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
-from quire.errors import RequestError
+from quire.errors import RequestError, UnsupportedField
 from quire.serving.api.request_body import check_fields
 from quire.serving.api.schemas.chat import ChatRequest
 from quire.serving.api.schemas.completion import CompletionRequest
@@ -36,10 +36,10 @@ def model_name(asked: str, serves: Callable[[str], bool]) -> str:
 
 
 def chat_request(
-    body: OllamaChatRequest | OllamaGenerateRequest, model: str, variables: Collection[str]
+    body: OllamaChatRequest | OllamaGenerateRequest, model: str, variables: Collection[str], *, sees: bool = False
 ) -> ChatRequest:
-    """The chat that is meant; raises a RequestError that names fields as Ollama does. `variables` are the
-    template's."""
+    """The chat that is meant, for a model that `sees` images or does not; raises a RequestError that names fields as
+    Ollama does. `variables` are the template's."""
     fields = _shared(body, model)
     if isinstance(body.think, str):
         fields["reasoning_effort"] = body.think
@@ -47,17 +47,22 @@ def chat_request(
         fields["chat_template_kwargs"] = thinking_switches(body.think, variables)
     if isinstance(body, OllamaChatRequest):
         messages = body.messages or []
-        fields |= {"messages": _conversation(messages), "tools": body.tools or None}
+        fields |= {"messages": _conversation(messages, sees=sees), "tools": body.tools or None}
         if messages[-1].role == "assistant" and not messages[-1].tool_calls:
             fields |= {"continue_final_message": True, "add_generation_prompt": False}
     else:
         system = [{"role": "system", "content": body.system}] if body.system else []
-        fields["messages"] = [*system, {"role": "user", "content": body.prompt or ""}]
+        fields["messages"] = [
+            *system,
+            {"role": "user", "content": _content(body.prompt, body.images, "images", sees=sees)},
+        ]
     return make_chat(fields, NAMES)
 
 
 def completion_request(body: OllamaGenerateRequest, model: str) -> CompletionRequest:
     """The completion that is meant by `raw` or `suffix`; raises what `chat_request` does."""
+    if body.images:
+        raise RequestError("images need the chat template: leave out raw and suffix.", param="images")
     if body.system:
         raise RequestError("system needs the chat template: leave out raw and suffix.", param="system")
     fields = _shared(body, model) | {"prompt": body.prompt or "", "suffix": body.suffix or None}
@@ -87,12 +92,13 @@ def _shared(body: OllamaChatRequest | OllamaGenerateRequest, model: str) -> dict
     return fields
 
 
-def _conversation(messages: Sequence[OllamaMessage]) -> list[dict[str, Any]]:
+def _conversation(messages: Sequence[OllamaMessage], *, sees: bool) -> list[dict[str, Any]]:
     """The messages of the chat. Calls have no ids in Ollama: results follow in the order of the calls."""
     plain: list[dict[str, Any]] = []
     unanswered: list[str] = []
-    for message in messages:
-        turn: dict[str, Any] = {"role": message.role, "content": message.content or ""}
+    for number, message in enumerate(messages):
+        content = _content(message.content, message.images, f"messages[{number}].images", sees=sees)
+        turn: dict[str, Any] = {"role": message.role, "content": content}
         if message.thinking:
             turn["reasoning"] = message.thinking
         if message.tool_calls:
@@ -110,3 +116,13 @@ def _conversation(messages: Sequence[OllamaMessage]) -> list[dict[str, Any]]:
             turn["tool_call_id"] = message.tool_call_id or answered
         plain.append(turn)
     return plain
+
+
+def _content(text: str | None, images: Sequence[str] | None, place: str, *, sees: bool) -> str | list[dict[str, Any]]:
+    """What a message says: its images first, as Ollama shows them."""
+    if not images:
+        return text or ""
+    if not sees:
+        raise UnsupportedField(place, "this model reads text only; leave it out")
+    shown = [{"type": "image_url", "image_url": {"url": f"data:;base64,{image}"}} for image in images]
+    return [*shown, {"type": "text", "text": text or ""}]

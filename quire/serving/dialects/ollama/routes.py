@@ -1,4 +1,5 @@
-"""Ollama's API, which many desktop programs speak: /api/chat, /generate, /show, /tags, /ps and /version."""
+"""Ollama's API, which many desktop programs speak: /api/chat, /generate, /embed, /show, /tags, /ps and
+/version."""
 
 from __future__ import annotations
 
@@ -14,9 +15,9 @@ from starlette.responses import Response
 
 from quire.errors import RequestError
 from quire.foundation.clock import SystemClock, WallClock
+from quire.serving.api.auth import Caller
 from quire.serving.api.request_body import openapi_body, read_body
 from quire.serving.api.request_choices import RequestChoices
-from quire.serving.api.request_head import Caller
 from quire.serving.api.request_work import cancel_on_disconnect, convert
 from quire.serving.api.routes.completions import prepare_completion
 from quire.serving.api.schemas.completion import CompletionRequest
@@ -25,6 +26,7 @@ from quire.serving.api.serving import Serving, json_response
 from quire.serving.dialects.dialect import template_variables
 from quire.serving.dialects.ollama.answers import OllamaAnswers, loaded, timestamp
 from quire.serving.dialects.ollama.chat_request import NAMES, chat_request, completion_request, log_hints, model_name
+from quire.serving.dialects.ollama.embeddings import add_ollama_embeddings, can_embed, can_generate
 from quire.serving.dialects.ollama.schemas import (
     OLLAMA_FIELDS,
     OllamaChatRequest,
@@ -43,6 +45,7 @@ NEVER = "9999-12-31T23:59:59Z"
 
 def add_ollama(app: FastAPI, serving: Serving) -> None:
     add_models(app, serving)
+    add_ollama_embeddings(app, serving)
 
     @app.post("/api/chat", openapi_extra=openapi_body(OllamaChatRequest), tags=["ollama"])
     async def chat(request: Request) -> Response:
@@ -60,7 +63,7 @@ async def _respond(serving: Serving, request: Request, schema: type[Body]) -> Re
     if not (body.messages if isinstance(body, OllamaChatRequest) else body.prompt or body.suffix):
         serving.model_name(model_name(body.model, serving.serves))
         return json_response(loaded(body.kind, body.model, WallClock(), unload=body.keep_alive in (0, "0")))
-    serving.session.refuse_if_full()
+    serving.refuse_if_full(request)
     return await cancel_on_disconnect(request, _answer(serving, request, body))
 
 
@@ -80,7 +83,7 @@ async def _start(serving: Serving, body: OllamaChatRequest | OllamaGenerateReque
     variables = template_variables(serving)
     log_hints(body, serving.text.hints, variables)
     number = len(body.messages or ()) if isinstance(body, OllamaChatRequest) else 1
-    chat = await convert(number, lambda: chat_request(body, model, variables))
+    chat = await convert(number, lambda: chat_request(body, model, variables, sees=serving.chat.sees))
     _, choices = await serving.chat.start(chat.sent_by(caller))
     return choices
 
@@ -189,10 +192,13 @@ def _described(serving: Serving, files: ModelFiles, parent: str) -> dict[str, An
 
 def _capabilities(serving: Serving) -> list[str]:
     parsers, tokenizer = serving.chat.parsers, serving.text.tokenizer
+    generates = can_generate(serving)
     can = {
-        "completion": True,
-        "tools": parsers.tool_parser is not None,
-        "thinking": parsers.reasoning_parser is not None,
-        "insert": tokenizer is not None and serving.renderer.fill_in_middle is not None,
+        "completion": generates,
+        "vision": generates and serving.chat.sees,
+        "embedding": can_embed(serving),
+        "tools": generates and parsers.tool_parser is not None,
+        "thinking": generates and parsers.reasoning_parser is not None,
+        "insert": generates and tokenizer is not None and serving.renderer.fill_in_middle is not None,
     }
     return [name for name, has in can.items() if has]

@@ -1,4 +1,4 @@
-"""The bodies of Ollama's API: POST /api/chat, /api/generate and /api/show."""
+"""The bodies of Ollama's API: POST /api/chat, /api/generate, /api/embed, /api/embeddings and /api/show."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ class OllamaMessage(Part):
     role: Literal["system", "user", "assistant", "tool"]
     content: str | None = None
     thinking: str | None = None
-    images: list[Any] | None = Field(default=None, max_length=0, description="Not served.")
+    images: list[str] | None = optional("Files in base64, for models that see images.")
     tool_calls: list[OllamaToolCall] | None = None
     tool_name: str | None = None
     tool_call_id: str | None = None
@@ -113,9 +113,30 @@ class OllamaGenerateRequest(_OllamaRequest):
     kind: ClassVar[Literal["generate"]] = "generate"
 
     prompt: str | None = None
+    images: list[str] | None = optional("Files in base64, for models that see images.")
     suffix: str | None = optional("Text behind the gap, for models that can fill one in.")
     system: str | None = None
     raw: bool | None = optional("No chat template: the text goes on.")
+
+
+class OllamaEmbedRequest(Body):
+    """Texts to embed."""
+
+    model: str
+    input: str | list[str] | None = optional("A text, or a list of texts. None or an empty one loads the model.")
+    truncate: bool | None = optional("Default true: cut texts to what the model takes; false: refuse longer ones.")
+    dimensions: int | None = optional("Length of the vectors, where the model was trained for several.")
+    options: dict[str, Any] | None = optional("They are checked, and change no embedding.")
+    keep_alive: Any = optional("The model stays loaded.")
+
+
+class OllamaEmbeddingsRequest(Body):
+    """One text to embed, as older clients send it."""
+
+    model: str
+    prompt: str | None = None
+    options: dict[str, Any] | None = optional("They are checked, and change no embedding.")
+    keep_alive: Any = optional("The model stays loaded.")
 
 
 class OllamaShowRequest(Body):

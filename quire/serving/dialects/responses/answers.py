@@ -5,7 +5,7 @@ A response that is not streamed is made in the same way, and its events are not 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -13,11 +13,11 @@ import msgspec
 
 from quire.foundation.clock import Clock
 from quire.sampling_params import SamplingParams
-from quire.serving.api.answers import EVENT_STREAM
 from quire.serving.api.request_choices import RequestChoices
+from quire.serving.api.stream_response import EVENT_STREAM
 from quire.serving.dialects.dialect import encoded_event
 from quire.serving.dialects.responses.output_items import Logprobs, OutputItems
-from quire.serving.dialects.responses.schemas import ResponsesRequest
+from quire.serving.dialects.responses.schemas import ResponsesRequest, TextFormat
 from quire.serving.dialects.responses.tools import ResponseTools
 from quire.text.deltas import ChoiceDelta
 
@@ -66,7 +66,7 @@ def response_head(
         "store": stored,
         "temperature": params.temperature,
         "text": {
-            "format": form.model_dump(by_alias=True, exclude_none=True) if form else {"type": "text"},
+            "format": _format(form),
             "verbosity": (fields.text.verbosity if fields.text else None) or "medium",
         },
         "tool_choice": fields.tool_choice or "auto",
@@ -79,8 +79,15 @@ def response_head(
     }
 
 
+def _format(form: TextFormat | None) -> dict[str, Any]:
+    if form is None:
+        return {"type": "text"}
+    optional = {"description": None, "strict": False} if form.type == "json_schema" else {}
+    return optional | form.model_dump(by_alias=True, exclude_none=True)
+
+
 def _shown(tool: dict[str, Any]) -> dict[str, Any]:
-    return {"parameters": None, "strict": None, **tool} if tool["type"] == "function" else tool
+    return {"description": None, "parameters": None, "strict": None, **tool} if tool["type"] == "function" else tool
 
 
 def failed(body: dict[str, Any], message: str) -> dict[str, Any]:
@@ -99,7 +106,7 @@ class ResponseAnswers:
     logprobs: Logprobs
     clock: Clock
     on_end: Callable[[dict[str, Any]], None]
-    in_namespaces: Mapping[str, tuple[str, str]]
+    tools: ResponseTools
     keep_events: bool
     unread: list[tuple[int, str, bytes]] = field(default_factory=list)
     _number: int = 0
@@ -108,7 +115,7 @@ class ResponseAnswers:
     media_type = EVENT_STREAM
 
     def __post_init__(self) -> None:
-        self._items = OutputItems(self._emit, self.logprobs, self.in_namespaces)
+        self._items = OutputItems(self._emit, self.logprobs, self.tools)
 
     async def body(self) -> dict[str, Any]:
         await self.choices.read_all(lambda _, gained: self.add(gained))
@@ -173,7 +180,7 @@ class ResponseAnswers:
             "input_tokens": usage["prompt_tokens"],
             "input_tokens_details": {**usage["prompt_tokens_details"], "cache_write_tokens": 0},
             "output_tokens": usage["completion_tokens"],
-            "output_tokens_details": {"reasoning_tokens": self._items.reasoning_tokens},
+            "output_tokens_details": usage["completion_tokens_details"],
             "total_tokens": usage["total_tokens"],
         }
 

@@ -13,15 +13,20 @@ from quire.serving.api.schemas.known_fields import FieldNames
 from quire.serving.dialects.dialect import function_call, json_format, make_chat
 from quire.serving.dialects.responses.schemas import (
     SAMPLING,
+    ClientCallItem,
+    ClientOutputItem,
     FunctionCallItem,
     FunctionCallOutputItem,
     HostedItem,
     InputItem,
+    MediaPart,
     MessageItem,
     ReasoningConfig,
     ReasoningItem,
     ResponsesRequest,
     TextFormat,
+    TextPart,
+    has_images,
     joined,
     part_text,
 )
@@ -95,8 +100,11 @@ def chat_messages(
     instructions: str | None,
     items: Sequence[InputItem],
     model_name: Callable[[str | None, str], str] = lambda namespace, name: name,
+    *,
+    sees: bool = False,
 ) -> list[dict[str, Any]]:
-    """The messages of a chat; raises RequestError if an output belongs to no call.
+    """The messages of a chat, for a model that `sees` images or does not; raises RequestError if an output belongs to
+    no call.
 
     What the model thought, said and called between two messages of others is one message of its own, as chat templates
     expect. `model_name` tells what the model calls a function, by its namespace and name.
@@ -104,7 +112,7 @@ def chat_messages(
     messages: list[dict[str, Any]] = []
     if instructions is not None:
         messages.append({"role": "system", "content": instructions})
-    calls: set[str] = set()
+    calls: dict[str, str] = {}
     turn = _ModelTurn(model_name)
     for item in items:
         match item:
@@ -112,22 +120,40 @@ def chat_messages(
                 turn.texts.append(joined(item.content))
             case FunctionCallItem():
                 turn.calls.append(item)
-                calls.add(item.call_id)
+                calls[item.call_id] = item.call_id
+            case ClientCallItem():
+                turn.calls.append(item.function_call)
+                calls |= {item.id or item.call_id: item.call_id, item.call_id: item.call_id}
             case ReasoningItem():
                 turn.thoughts.append(joined(item.content or item.summary))
             case HostedItem():
                 turn.texts += [item.text] if item.text else []  # nothing to read is no turn
-            case FunctionCallOutputItem():
-                if item.call_id not in calls:
+            case FunctionCallOutputItem() | ClientOutputItem():
+                named = item.call_id or (item.id if isinstance(item, ClientOutputItem) else None) or ""
+                if named not in calls:
                     raise RequestError(
-                        f"input: no function call has the call_id '{item.call_id[:64]}' of this output.", param="input"
+                        f"input: no function call has the call_id '{named[:64]}' of this output.", param="input"
                     )
+                told = item.text if isinstance(item, ClientOutputItem) else _content(item.output, sees=sees)
                 messages += turn.end()
-                messages.append({"role": "tool", "tool_call_id": item.call_id, "content": joined(item.output)})
+                messages.append({"role": "tool", "tool_call_id": calls[named], "content": told})
             case MessageItem():
                 messages += turn.end()
-                messages.append({"role": item.role, "content": joined(item.content)})
+                messages.append({"role": item.role, "content": _content(item.content, sees=sees)})
     return [*messages, *turn.end()]
+
+
+def _content(content: str | Sequence[TextPart | MediaPart], *, sees: bool) -> str | list[dict[str, Any]]:
+    """What somebody said or a tool gave: parts only where a model sees pictures among them."""
+    if isinstance(content, str) or not sees or not has_images(content):
+        return joined(content)
+    return [_part(part) for part in content]
+
+
+def _part(part: TextPart | MediaPart) -> dict[str, Any]:
+    if isinstance(part, MediaPart) and part.type == "input_image":
+        return {"type": "image_url", "image_url": {"url": part.image_url}, "file_id": part.file_id}
+    return {"type": "text", "text": part_text(part)}
 
 
 @dataclass
@@ -161,16 +187,18 @@ def listed_item(item: InputItem) -> dict[str, Any]:
             content = [{"type": "output_text", "text": t, "annotations": [], "logprobs": []} for t in _texts(item)]
             return _item("msg", "message", role="assistant", content=content)
         case MessageItem():
-            return _item(
-                "msg", "message", role=item.role, content=[{"type": "input_text", "text": t} for t in _texts(item)]
-            )
+            return _item("msg", "message", role=item.role, content=_listed(item.content))
         case FunctionCallItem():
             more = {} if item.namespace is None else {"namespace": item.namespace}
             return _item("fc", "function_call", call_id=item.call_id, name=item.name, arguments=item.arguments, **more)
         case HostedItem():
             return {"id": new_id("item"), **item.model_dump()}
+        case ClientCallItem() | ClientOutputItem():
+            said = item.model_dump(exclude_unset=True, exclude_none=True)
+            return {"id": new_id("item"), "status": "completed", **said}
         case FunctionCallOutputItem():
-            return _item("fco", "function_call_output", call_id=item.call_id, output=joined(item.output))
+            output = _listed(item.output) if has_images(item.output) else joined(item.output)
+            return _item("fco", item.type, call_id=item.call_id, output=output)
         case ReasoningItem():
             content = [{"type": "reasoning_text", "text": part_text(part)} for part in item.content or ()]
             summary = [{"type": "summary_text", "text": part_text(part)} for part in item.summary]
@@ -179,6 +207,17 @@ def listed_item(item: InputItem) -> dict[str, Any]:
 
 def _item(prefix: str, kind: str, **fields: Any) -> dict[str, Any]:
     return {"id": new_id(prefix), "type": kind, "status": "completed", **fields}
+
+
+def _listed(content: str | Sequence[TextPart | MediaPart]) -> list[dict[str, Any]]:
+    """The parts of content as responses list them."""
+    parts = [TextPart(type="input_text", text=content)] if isinstance(content, str) else content
+    return [
+        {"type": "input_image", "image_url": part.image_url, "file_id": part.file_id, "detail": "auto"}
+        if isinstance(part, MediaPart) and part.type == "input_image"
+        else {"type": "input_text", "text": part_text(part)}
+        for part in parts
+    ]
 
 
 def _texts(item: MessageItem) -> list[str]:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
 from quire.serving.dialects.responses.chat_request import new_id
+from quire.serving.dialects.responses.client_tools import ITEM_TYPES, PREFIXES, call_fields
+from quire.serving.dialects.responses.tools import ResponseTools
 from quire.text.deltas import ChoiceDelta
 from quire.text.output_parsers.events import ContentDelta, ReasoningDelta, ToolCallDelta, ToolCallStart
 
@@ -18,15 +20,15 @@ Logprobs = Callable[[ChoiceDelta], list[dict[str, Any]]]
 
 @dataclass
 class OutputItems:
-    """The items of one response, of which the last one may be open. `in_namespaces` has the namespace and name of
-    functions, by what the model calls them; other functions have no namespace."""
+    """The items of one response, of which the last one may be open. Calls of `tools` that are no functions become items
+    when they are complete: one that is broken is shown as text."""
 
     emit: Emit
     logprobs: Logprobs
-    in_namespaces: Mapping[str, tuple[str, str]]
+    tools: ResponseTools
     items: list[dict[str, Any]] = field(default_factory=list)
-    reasoning_tokens: int = 0
     _open: dict[str, Any] | None = None
+    _call: ToolCallStart | None = None  # of a tool that is no function, up to its end
     _pieces: list[str] = field(default_factory=list)  # of the open item's text or arguments
     _unshown: list[dict[str, Any]] = field(default_factory=list)  # log probabilities of text that a parser holds back
     _parsed: bool = False
@@ -35,8 +37,6 @@ class OutputItems:
         """Go on with what the choice gained."""
         self._unshown += self.logprobs(gained)
         self._parsed = gained.events is not None
-        if self._kind == "reasoning" or any(isinstance(event, ReasoningDelta) for event in gained.output):
-            self.reasoning_tokens += len(gained.tokens)
         for event in gained.output:
             match event:
                 case ContentDelta(text):
@@ -47,11 +47,12 @@ class OutputItems:
                     self._begin_call(event)
                 case ToolCallDelta(_, arguments):
                     self._pieces.append(arguments)
-                    self._tell("function_call_arguments.delta", delta=arguments)
+                    if self._call is None:
+                        self._tell("function_call_arguments.delta", delta=arguments)
 
     def end(self, *, complete: bool) -> None:
         """The output has ended; if it is not complete, neither is the last item."""
-        if not self.items:
+        if not self.items and self._call is None:
             self._begin_message()
         self._close("completed" if complete else "incomplete")
 
@@ -61,8 +62,7 @@ class OutputItems:
         logprobs, self._unshown = _of_text(self._unshown, text) if self._parsed else self._unshown, []
         self._part["logprobs"] += logprobs
         self._pieces.append(text)
-        shown = [_without_bytes(entry) for entry in logprobs]
-        self._tell("output_text.delta", content_index=0, delta=text, logprobs=shown)
+        self._tell("output_text.delta", content_index=0, delta=text, logprobs=logprobs)
 
     def _add_reasoning(self, text: str) -> None:
         self._unshown = []
@@ -78,13 +78,40 @@ class OutputItems:
 
     def _begin_call(self, start: ToolCallStart) -> None:
         self._unshown = []
-        namespace, name = self.in_namespaces.get(start.name, ("", start.name))
+        if start.name in self.tools.kinds:
+            self._close("completed")
+            self._call = start
+            return
+        self._begin("fc", "function_call", **self._named(start), arguments="")
+
+    def _named(self, start: ToolCallStart) -> dict[str, Any]:
+        namespace, name = self.tools.in_namespaces.get(start.name, ("", start.name))
         more = {"namespace": namespace} if namespace else {}
-        self._begin("fc", "function_call", call_id=start.id or new_id("call"), name=name, arguments="", **more)
+        return {"call_id": start.id or new_id("call"), "name": name, **more}
+
+    def _close_call(self, call: ToolCallStart, status: str) -> None:
+        """Show the call of a tool that is no function, which has ended."""
+        self._call = None
+        arguments, self._pieces = "".join(self._pieces), []
+        kind = self.tools.kinds[call.name]
+        fields = call_fields(kind, arguments)
+        if fields is None:
+            self._add_text(f"{call.name} {arguments}")
+            self._close(status)
+        elif kind == "custom":
+            self._begin(PREFIXES[kind], ITEM_TYPES[kind], **self._named(call), input="")
+            self._pieces = [fields["input"]]
+            self._tell("custom_tool_call_input.delta", delta=fields["input"])
+            self._close(status)
+        else:
+            named = {name: value for name, value in self._named(call).items() if name != "name"}
+            self._begin(PREFIXES[kind], ITEM_TYPES[kind], **named, **fields)
+            self._close("completed")  # whatever ended the answer: nothing of the call is missing
 
     def _begin(self, prefix: str, kind: str, **fields: Any) -> None:
         self._close("completed")
-        self._open = {"id": new_id(prefix), "type": kind, "status": "in_progress", **fields}
+        status = {} if kind == "custom_tool_call" else {"status": "in_progress"}  # which has none in OpenAI's schema
+        self._open = {"id": new_id(prefix), "type": kind, **status, **fields}
         self.items.append(self._open)
         self.emit("response.output_item.added", {"output_index": len(self.items) - 1, "item": _copy(self._open)})
 
@@ -94,22 +121,29 @@ class OutputItems:
         self._tell("content_part.added", content_index=0, part=_copy(part))
 
     def _close(self, status: str) -> None:
+        if self._call is not None:
+            self._close_call(self._call, status)
         if self._open is None:
             return
         text, self._pieces = "".join(self._pieces), []
-        self._open["status"] = status
+        if "status" in self._open:
+            self._open["status"] = status
         match self._open["type"]:
             case "function_call":
                 self._open["arguments"] = text
                 self._tell("function_call_arguments.done", arguments=text)
+            case "custom_tool_call":
+                self._open["input"] = text
+                self._tell("custom_tool_call_input.done", input=text)
+            case "apply_patch_call" | "shell_call" | "local_shell_call":
+                pass  # they have no events of their own
             case "reasoning":
                 self._part["text"] = text
                 self._tell("reasoning_text.done", content_index=0, text=text)
                 self._tell("content_part.done", content_index=0, part=_copy(self._part))
             case _:
                 self._part["text"] = text
-                logprobs = [_without_bytes(entry) for entry in self._part["logprobs"]]
-                self._tell("output_text.done", content_index=0, text=text, logprobs=logprobs)
+                self._tell("output_text.done", content_index=0, text=text, logprobs=self._part["logprobs"])
                 self._tell("content_part.done", content_index=0, part=_copy(self._part))
         done, self._open = self._open, None
         self.emit("response.output_item.done", {"output_index": len(self.items) - 1, "item": _copy(done)})
@@ -148,8 +182,3 @@ def _of_text(entries: list[dict[str, Any]], text: str) -> list[dict[str, Any]]:
         if start < begin + len(text) and end > begin:
             found.append(entry)
     return found
-
-
-def _without_bytes(entry: dict[str, Any]) -> dict[str, Any]:
-    top = [{"token": other["token"], "logprob": other["logprob"]} for other in entry["top_logprobs"]]
-    return {"token": entry["token"], "logprob": entry["logprob"], "top_logprobs": top}

@@ -11,10 +11,10 @@ from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
 
 from quire.errors import RequestError
-from quire.serving.api.answers import EVENT_STREAM
+from quire.serving.api.auth import use_request_id
 from quire.serving.api.request_body import openapi_body, read_body
-from quire.serving.api.request_head import use_request_id
 from quire.serving.api.serving import Serving, json_response
+from quire.serving.api.stream_response import EVENT_STREAM
 from quire.serving.dialects.batches.routes import page_body
 from quire.serving.dialects.dialect import name_dropped
 from quire.serving.dialects.responses.answers import ABANDONED, failed

@@ -12,6 +12,7 @@ from quire.serving.api.schemas.chat import KINDS, MAX_MESSAGES, NOT_SEEN
 from quire.serving.api.schemas.known_fields import Part, optional
 from quire.serving.api.schemas.sampling import Metadata, RequestFields, StreamOptions
 from quire.serving.dialects.dialect import hosted_output
+from quire.serving.dialects.responses.client_tools import ITEM_TYPES, call_arguments, output_text
 
 Include = Literal[
     "code_interpreter_call.outputs",
@@ -81,7 +82,8 @@ class _PassedOn(RequestFields):
     chat_template_kwargs: Any = None
 
 
-SAMPLING = (*_PassedOn.__annotations__, "cache_salt", "priority")
+_OF_CACHE = ("session_id", "prompt_cache_key", "prompt_cache_options", "prompt_cache_retention")
+SAMPLING = (*_PassedOn.__annotations__, *_OF_CACHE, "cache_salt", "priority")
 """Names of the fields that are passed on."""
 
 
@@ -108,7 +110,6 @@ class ResponsesRequest(_PassedOn):
         "auto: leave out the oldest turns of a conversation that is too long."
     )
     stream_options: StreamOptions | None = None
-    prompt_cache_key: str | None = None
     safety_identifier: str | None = None
     user: str | None = None
     max_tool_calls: int | None = optional("Of hosted tools, which are not served.")
@@ -145,9 +146,11 @@ class TextPart(_Item):
 
 
 class MediaPart(_Item):
-    """A picture or another file that a tool gave, which no model here can see."""
+    """A picture, for models that see images, or another file, which none reads."""
 
     type: Literal["input_image", "input_file", "input_audio"]
+    image_url: str | None = None
+    file_id: str | None = None
 
 
 class MessageItem(_Item):
@@ -155,7 +158,7 @@ class MessageItem(_Item):
 
     type: Literal["message"] = "message"
     role: Literal["user", "assistant", "system", "developer"]
-    content: str | list[TextPart]
+    content: str | list[TextPart | MediaPart]
 
 
 class FunctionCallItem(_Item):
@@ -171,9 +174,41 @@ class FunctionCallItem(_Item):
 class FunctionCallOutputItem(_Item):
     """What came of a call."""
 
-    type: Literal["function_call_output"]
+    type: Literal["function_call_output", "custom_tool_call_output"]
     call_id: str
     output: str | list[TextPart | MediaPart]
+
+
+class ClientCallItem(Part, extra="allow"):
+    """A call of a custom tool, a patch or a shell that the model made."""
+
+    type: Literal["custom_tool_call", "apply_patch_call", "shell_call", "local_shell_call"]
+    call_id: str
+    id: str | None = None
+    name: str | None = None
+    namespace: str | None = None
+
+    @property
+    def function_call(self) -> FunctionCallItem:
+        """The call of a function that the model wrote."""
+        name = self.name or self.type.removesuffix("_call")
+        arguments = call_arguments({"type": self.type, **(self.model_extra or {})})
+        return FunctionCallItem(
+            type="function_call", call_id=self.call_id, name=name, arguments=arguments, namespace=self.namespace
+        )
+
+
+class ClientOutputItem(Part, extra="allow"):
+    """What came of a patch or shell. Outputs of `local_shell` name their call by `id`."""
+
+    type: Literal["apply_patch_call_output", "shell_call_output", "local_shell_call_output"]
+    call_id: str | None = None
+    id: str | None = None
+
+    @property
+    def text(self) -> str:
+        """What a model reads."""
+        return output_text({"type": self.type, **(self.model_extra or {})})
 
 
 class ReasoningItem(_Item):
@@ -230,19 +265,31 @@ def _each(values: Any, name: str) -> list[Any]:
     return [value.get(name) for value in values if isinstance(value, dict)] if isinstance(values, list) else []
 
 
-InputItem: TypeAlias = MessageItem | FunctionCallItem | FunctionCallOutputItem | ReasoningItem | HostedItem
+InputItem: TypeAlias = (
+    MessageItem
+    | FunctionCallItem
+    | FunctionCallOutputItem
+    | ClientCallItem
+    | ClientOutputItem
+    | ReasoningItem
+    | HostedItem
+)
 _KINDS: dict[str, type[InputItem]] = {
     "message": MessageItem,
     "function_call": FunctionCallItem,
     "function_call_output": FunctionCallOutputItem,
+    "custom_tool_call_output": FunctionCallOutputItem,
+    **dict.fromkeys(ITEM_TYPES.values(), ClientCallItem),
+    **{f"{kind}_output": ClientOutputItem for kind in ITEM_TYPES.values() if kind != "custom_tool_call"},
     "reasoning": ReasoningItem,
     **dict.fromkeys(HOSTED_ITEMS, HostedItem),
 }
 
 
-def parse_items(items: Sequence[Any], place: str = "input") -> list[InputItem]:
-    """The items of a list as it came; raises a RequestError that names an item which is wrong or not served."""
-    return [_parse(item, f"{place}[{at}]") for at, item in enumerate(items)]
+def parse_items(items: Sequence[Any], place: str = "input", *, sees: bool = False) -> list[InputItem]:
+    """The items of a list as it came, for a model that `sees` images or does not; raises a RequestError that names an
+    item which is wrong or not served."""
+    return [_parse(item, f"{place}[{at}]", sees=sees) for at, item in enumerate(items)]
 
 
 def part_text(part: TextPart | MediaPart) -> str:
@@ -252,12 +299,17 @@ def part_text(part: TextPart | MediaPart) -> str:
     return part.text if part.text is not None else part.refusal or ""
 
 
+def has_images(content: str | Sequence[TextPart | MediaPart]) -> bool:
+    """Whether some of the parts are pictures."""
+    return not isinstance(content, str) and any(part.type == "input_image" for part in content)
+
+
 def joined(content: str | Sequence[TextPart | MediaPart]) -> str:
     """A text of several parts in one."""
     return content if isinstance(content, str) else "\n".join(map(part_text, content))
 
 
-def _parse(item: Any, place: str) -> InputItem:
+def _parse(item: Any, place: str, *, sees: bool) -> InputItem:
     if not isinstance(item, dict):
         raise RequestError(f"{place} must be an object.", param=place)
     kind = item.get("type") or "message"
@@ -265,7 +317,9 @@ def _parse(item: Any, place: str) -> InputItem:
         raise UnsupportedField(f"{place}.type", f"items of type '{str(kind)[:64]}' cannot be read")
     parts = item.get("content")
     for at, part in enumerate(parts if isinstance(parts, list) else ()):
-        if isinstance(part, dict) and str(part.get("type")) in KINDS:
+        if isinstance(part, dict) and (kind_of_part := str(part.get("type"))) in KINDS:
+            if sees and kind_of_part == "input_image" and item.get("role") != "assistant":
+                continue
             raise UnsupportedField(
                 f"{place}.content[{at}].type", f"this model reads text only; send text in place of '{part['type']}'"
             )

@@ -12,9 +12,9 @@ import msgspec
 
 from quire.errors import ContextLengthError, RequestError
 from quire.foundation.clock import Clock, WallClock
+from quire.serving.api.auth import Caller
 from quire.serving.api.chat_service import ChatPrompt
 from quire.serving.api.request_choices import RequestChoices
-from quire.serving.api.request_head import Caller
 from quire.serving.api.request_work import convert
 from quire.serving.api.schemas.chat import ChatRequest
 from quire.serving.api.serving import Serving
@@ -82,7 +82,7 @@ class ResponsesService:
             logprobs if fields.wants_logprobs else lambda gained: [],
             self.clock,
             lambda body: on_end(running),
-            tools.in_namespaces,
+            tools,
             keep_events=bool(fields.stream or fields.background),
         )
         listed = await convert(len(items), lambda: [listed_item(item) for item in items])
@@ -97,6 +97,11 @@ class ResponsesService:
         chat = await convert(len(messages), lambda: chat_request(fields, messages, tools))
         return len((await self.serving.chat.prepare(chat)).tokens), tools.dropped
 
+    @property
+    def _sees(self) -> bool:
+        """Whether the model sees images."""
+        return self.serving.chat.sees
+
     def _tools(self, fields: ResponsesRequest) -> ResponseTools:
         tools = ResponseTools.of(fields.tools, fields.tool_choice)
         tools.log_hints(self.serving.text.hints)
@@ -108,10 +113,12 @@ class ResponsesService:
     ) -> tuple[list[InputItem], list[dict[str, Any]]]:
         """The items of the input, and the messages of all that was said."""
         number = len(fields.input) if isinstance(fields.input, list) else 1
-        items = await convert(number, lambda: _items(fields))
+        items = await convert(number, lambda: _items(fields, sees=self._sees))
         history = await self._history(fields.previous_response_id)
         said = [*history, *items]
-        return items, await convert(len(said), lambda: chat_messages(fields.instructions, said, tools.model_name))
+        return items, await convert(
+            len(said), lambda: chat_messages(fields.instructions, said, tools.model_name, sees=self._sees)
+        )
 
     async def _history(self, previous: str | None) -> list[InputItem]:
         """The items of the responses before, without their instructions."""
@@ -125,7 +132,8 @@ class ResponsesService:
                     param="previous_response_id",
                 )
             body = msgspec.json.decode(turn.body)
-            items += parse_items([*msgspec.json.decode(turn.input), *body["output"]], "previous_response_id")
+            said = [*msgspec.json.decode(turn.input), *body["output"]]
+            items += parse_items(said, "previous_response_id", sees=self._sees)
         return items
 
     async def _choices(
@@ -144,12 +152,12 @@ class ResponsesService:
                 messages, attempts = shorter, attempts - 1
 
 
-def _items(fields: ResponsesRequest) -> list[InputItem]:
+def _items(fields: ResponsesRequest, *, sees: bool) -> list[InputItem]:
     if isinstance(fields.input, str):
         return [MessageItem(role="user", content=fields.input)]
     if not fields.input and fields.previous_response_id is None:
         raise RequestError("input must not be empty.", param="input")
-    return parse_items(fields.input)
+    return parse_items(fields.input, sees=sees)
 
 
 def _without_oldest_turn(messages: list[dict[str, Any]], attempts: int) -> list[dict[str, Any]]:

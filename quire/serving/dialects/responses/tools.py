@@ -1,16 +1,18 @@
-"""The tools of /v1/responses as functions of a chat: those in namespaces, too, and without those that OpenAI hosts."""
+"""The tools of /v1/responses as functions of a chat: those in namespaces and those of other types that the client runs,
+too, and without those that OpenAI hosts."""
 
 from __future__ import annotations
 
 import re
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
 from quire.errors import RequestError, UnsupportedField
 from quire.serving.api.schemas.tools import MAX_TOOLS
+from quire.serving.dialects.responses.client_tools import CLIENT_TOOLS, client_function
 from quire.text.hints import HintLog
 
 _FUNCTION_FIELDS = ("name", "description", "parameters", "strict")
@@ -22,7 +24,6 @@ _HOSTED = re.compile(
     re.ASCII,
 )
 """Tools that OpenAI runs; some names end with a date."""
-_RUN_BY_CLIENT = ("apply_patch", "custom", "local_shell", "shell", "tool_search")
 _PLACE = re.compile(r"tools\[(\d+)\](?:\.function)?")
 
 
@@ -30,7 +31,8 @@ _PLACE = re.compile(r"tools\[(\d+)\](?:\.function)?")
 class _Function:
     """A function as it was sent at a `place`, in a namespace or none; `called` is the model's name for it.
 
-    `about` is the description of its namespace, if it is the first function there.
+    `about` is the description of its namespace, if it is the first function there; `kind` and `sent` are the type of
+    a tool that is no function, and how it was sent.
     """
 
     fields: dict[str, Any]
@@ -38,6 +40,8 @@ class _Function:
     place: str
     about: str = ""
     called: str = ""
+    kind: str = "function"
+    sent: dict[str, Any] = field(default_factory=dict)
 
     @property
     def name(self) -> str:
@@ -81,6 +85,11 @@ class ResponseTools:
         """Namespace and name of each function that has a namespace, by what the model calls it."""
         return {each.called: (each.namespace, each.name) for each in self.functions if each.namespace}
 
+    @cached_property
+    def kinds(self) -> dict[str, str]:
+        """The type of each tool that is no function, by what the model calls it."""
+        return {each.called: each.kind for each in self.functions if each.kind != "function"}
+
     def model_name(self, namespace: str | None, name: str) -> str:
         """What the model calls a function. One that is not among the tools any more has its name."""
         found = self._index.get((namespace or "", name))
@@ -104,8 +113,11 @@ class ResponseTools:
                 raise RequestError("tool_choice must be none, auto, required or a function.", param="tool_choice")
             return replace(self, choice=choice)
         match choice.get("type"):
-            case "function" if isinstance(choice.get("name"), str):
+            case "function" | "custom" if isinstance(choice.get("name"), str):
                 return replace(self, choice={"type": "function", "function": {"name": self._chosen_name(choice)}})
+            case "apply_patch" | "local_shell" | "shell" as kind:
+                named = self._chosen_name({"name": kind})
+                return replace(self, choice={"type": "function", "function": {"name": named}})
             case "allowed_tools" if isinstance(choice.get("tools"), list):
                 return self._allowed(choice["tools"], required=choice.get("mode") == "required")
             case str() as kind if _is_hosted({"type": kind}):
@@ -141,7 +153,7 @@ class ResponseTools:
 
     def _meant(self, tool: dict[str, Any]) -> list[_Function]:
         """The functions that a choice names. Without a namespace, a function that has none goes first."""
-        name, namespace = str(tool.get("name")), tool.get("namespace")
+        name, namespace = str(tool.get("name") or tool.get("type")), tool.get("namespace")
         if tool.get("type") == "namespace":
             return self._index.get((name, None), []) if name else []
         if namespace is None:
@@ -160,6 +172,8 @@ class ResponseTools:
             hints.drop("tools.defer_loading", "the model is shown all tools at once")
         if any(function.fields.get("output_schema") for function in self.functions):
             hints.drop("tools.output_schema", "chat templates show none")
+        if any(_has_lark(function.sent) for function in self.functions):
+            hints.drop("tools.format of syntax lark", "the model is shown the grammar, and not held to it")
 
 
 def _is_hosted(tool: dict[str, Any]) -> bool:
@@ -175,8 +189,7 @@ def _is_hosted(tool: dict[str, Any]) -> bool:
 def _functions(tool: dict[str, Any], place: str) -> Iterator[_Function]:
     """The function that a tool is, or those of a namespace."""
     if tool.get("type") != "namespace":
-        _check_function(tool, place)
-        yield _Function(tool, "", place)
+        yield _function(tool, "", place)
         return
     namespace, inside = tool.get("name"), tool.get("tools")
     if not isinstance(namespace, str) or not namespace:
@@ -185,25 +198,41 @@ def _functions(tool: dict[str, Any], place: str) -> Iterator[_Function]:
         raise RequestError(f"{place}.tools must be a list of functions.", param=f"{place}.tools")
     about = tool.get("description")
     for at, function in enumerate(inside):
-        _check_function(function, f"{place}.tools[{at}]")
         first = about if at == 0 and isinstance(about, str) else ""
-        yield _Function(function, namespace, f"{place}.tools[{at}]", first)
+        yield _function(function, namespace, f"{place}.tools[{at}]", first)
 
 
-def _check_function(tool: dict[str, Any], place: str) -> None:
+def _function(tool: dict[str, Any], namespace: str, place: str, about: str = "") -> _Function:
+    """A tool as the model's function; raises RequestError if it is wrong or not served."""
     kind = str(tool.get("type"))[:64]
-    if kind in _RUN_BY_CLIENT:
+    if kind == "tool_search":
+        raise UnsupportedField(f"{place}.type", "the model is shown all tools at once; leave 'tool_search' out")
+    if kind not in ("function", *CLIENT_TOOLS):
         raise UnsupportedField(
-            f"{place}.type", f"tools of type '{kind}' cannot be called here; describe it as a function, or leave it out"
+            f"{place}.type", f"only functions, namespaces and {', '.join(CLIENT_TOOLS)} are; '{kind}' is none of them"
         )
-    if kind != "function":
-        raise UnsupportedField(f"{place}.type", f"only functions and namespaces of them are; '{kind}' is neither")
+    _check_callers(tool, place)
+    if kind == "function":
+        _check_function(tool, place)
+        return _Function(tool, namespace, place, about)
+    return _Function(client_function(tool, place), namespace, place, about, kind=kind, sent=tool)
+
+
+def _check_callers(tool: dict[str, Any], place: str) -> None:
     callers = tool.get("allowed_callers")
     if callers is not None and not (isinstance(callers, list) and "direct" in callers):
         raise UnsupportedField(f"{place}.allowed_callers", "no program runs here: add 'direct'")
+
+
+def _check_function(tool: dict[str, Any], place: str) -> None:
     for name, value in tool.items():
         if name not in (*_NEUTRAL_FIELDS, *_FUNCTION_FIELDS) and value not in (None, False):
             raise UnsupportedField(f"{place}.{name[:64]}")
+
+
+def _has_lark(tool: dict[str, Any]) -> bool:
+    form = tool.get("format")
+    return isinstance(form, dict) and form.get("syntax") == "lark"
 
 
 def _named(functions: Sequence[_Function]) -> list[_Function]:

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 
 from quire.compute.kernels.dispatch import kernel
 from quire.compute.kernels.reference.experts import ExpertAdapters, StackedLowRank
-from quire.compute.kernels.reference.linear import GroupedWeight, ScaledWeight
+from quire.compute.kernels.reference.linear import CODEBOOKS, CodebookWeight, GroupedWeight, ScaledWeight
 from quire.compute.kernels.reference.quantized_rows import LARGEST
 from quire.compute.kernels.routing import Routing
 from quire.tools.bench.kernel_cases import ITEM, Arguments, KernelCase, scaled_normal
@@ -35,6 +36,7 @@ class _Mixture:
 
 _QWEN3_30B = _Mixture(128, 8, 2_048, 768, 128)
 _HALF_OF_QWEN3_30B = _Mixture(128, 8, 2_048, 768, 64)
+_GPT_OSS_20B = _Mixture(32, 4, 2_880, 2_880, 32)
 
 
 def _route(tokens: int, mixture: _Mixture) -> KernelCase:
@@ -157,6 +159,29 @@ def _quantized_experts(tokens: int, mixture: _Mixture, bits: int | None) -> Kern
     return KernelCase("coded_experts", name, make, moved, _flops(tokens, mixture))
 
 
+def _mxfp4_experts(tokens: int, mixture: _Mixture) -> KernelCase:
+    """A layer of experts in mxfp4."""
+
+    def make(device: torch.device) -> Arguments:
+        def weight(rows: int, columns: int, gated: bool) -> Any:
+            shape = (mixture.here, rows, columns // 2)
+            codes = torch.randint(0, 256, shape, dtype=torch.uint8, device=device)
+            exponents = torch.randint(117, 120, (*shape[:2], columns // 32), dtype=torch.uint8, device=device)
+            table = torch.tensor(CODEBOOKS["e2m1"], device=device)
+            stack = CodebookWeight(codes, exponents.view(torch.float8_e8m0fnu), None, table, 32, "e2m1")
+            return kernel("pack_coded_experts", device.type)(stack, gated, torch.bfloat16)
+
+        numbers, weights = _routed(tokens, mixture, device)
+        x = scaled_normal(device, tokens, mixture.hidden)
+        both = weight(2 * mixture.width, mixture.hidden, True), weight(mixture.hidden, mixture.width, False)
+        return (x, *both, numbers, weights, torch.empty_like(x), mixture.experts - mixture.here), {}
+
+    touched = _touched(tokens, mixture)
+    moved = round(touched * 3 * mixture.hidden * mixture.width * 17 / 32) + 4 * tokens * mixture.hidden
+    name = f"mxfp4, {tokens} tokens, {touched:.0f} of {mixture.name}"
+    return KernelCase("coded_experts", name, make, moved, _flops(tokens, mixture))
+
+
 def _scaled(experts: int, rows: int, columns: int, device: torch.device) -> ScaledWeight:
     wide = scaled_normal(device, experts, rows, columns).mul_(16 * columns**0.25)
     most = LARGEST[torch.float8_e4m3fn]
@@ -238,11 +263,13 @@ CASES = (
     *_router_cases((1, 32, 2_048), _Mixture(256, 8, 4_096, 1_536, 256)),
     *_cases((1, 8, 32, 128, 512, 2_048, 8_192), _QWEN3_30B),
     *_cases((1, 8, 32, 128, 2_048), _HALF_OF_QWEN3_30B),
+    *(_mxfp4_experts(tokens, _GPT_OSS_20B) for tokens in (1, 8, 32, 128, 512, 2_048, 8_192)),
     *_adapted_cases(((1, 1), (32, 1), (32, 8), (128, 8), (2_048, 1), (8_192, 1)), _QWEN3_30B),
 )
 SMALL_CASES = (
     *_router_cases((3,), _Mixture(16, 8, 64, 32, 16)),
     *_cases((3,), _Mixture(4, 2, 64, 32, 4)),
     *_cases((3, 20, 200), _Mixture(4, 2, 64, 32, 2)),
+    *(_mxfp4_experts(tokens, _Mixture(4, 2, 64, 64, 4)) for tokens in (1, 3, 200)),
     *_adapted_cases(((3, 2), (200, 1)), _Mixture(4, 2, 64, 32, 4)),
 )

@@ -78,6 +78,7 @@ _FORMS = {
     "": NormRopeForm(),
     ", interleaved and clipped": NormRopeForm(interleaved=True, clip=1.0),
     ", layer norm behind": NormRopeForm(centered=True, norm_last=True),
+    ", normed values": NormRopeForm(values="normed"),
 }
 
 

@@ -96,4 +96,7 @@ def _cases(rows: Sequence[int], weights: Sequence[tuple[int, int]], gated: tuple
 
 
 CASES = _cases((1, 8, 32, 128, 256), _WEIGHTS, _GATED)
-SMALL_CASES = _cases((3,), ((64, 128),), (128, 128))
+SMALL_CASES = (
+    *_cases((3,), ((64, 128),), (128, 128)),
+    *(_grouped(rows, 128, 256, gate) for rows in (3, 20) for gate in (False, True)),  # of packed weights
+)

@@ -1,4 +1,4 @@
-"""What the head of a request tells before its body is read: its id, its API key, who sent it, and until when.
+"""Auth: who sends a request, by its API key; and what else its head tells before its body is read: id and deadline.
 
 Every route needs a key, except a short list of public routes. The decision uses the route that the router itself
 matches, so no header and no spelling of a path gets around it. Only digests of keys are kept.
@@ -40,7 +40,7 @@ PUBLIC = frozenset({
     "/metrics",
     "/docs",
     "/docs/files/{name}",
-    "/page/{version}/{name}",
+    "/page/{version}/{name:path}",
     "/redoc",
     "/openapi.json",
 })  # fmt: skip
@@ -51,6 +51,7 @@ how a response begins; to pass each part of its body through all of them would c
 TENANT = "tenant"
 """Key in the scope's state of a request that the server sends to itself: in whose name."""
 _TIMEOUT_NAME = TIMEOUT_HEADER.lower().encode()
+_RETRIES_NAME = b"x-stainless-retry-count"
 _TENANT_DIGITS = 16
 
 
@@ -126,6 +127,11 @@ def find_digest(digest: bytes, known: Sequence[bytes]) -> int | None:
         if hmac.compare_digest(other, digest):
             found = place
     return found
+
+
+def is_retry(scope: Scope) -> bool:
+    """Whether a client of OpenAI's or Anthropic's sends a request again, as it says in a header."""
+    return (request_header(scope, _RETRIES_NAME) or "0") != "0"
 
 
 @dataclass(frozen=True)

@@ -16,6 +16,7 @@ NAMES: dict[str, tuple[str, ...]] = {
     "quire.engine.arg_utils": ("AsyncEngineArgs", "EngineArgs"),
     "quire.engine.async_llm_engine": ("AsyncEngineArgs", "AsyncLLMEngine"),
     "quire.engine.llm_engine": ("LLMEngine",),
+    "quire.entrypoints": (),
     "quire.entrypoints.llm": ("LLM",),
     "quire.entrypoints.openai": (),
     "quire.inputs": ("TextPrompt", "TokensPrompt"),

@@ -1,1 +1,0 @@
-"""The module paths that vLLM's users type, for `python -m` and for imports."""

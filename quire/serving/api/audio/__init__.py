@@ -1,0 +1,1 @@
+"""Transcripts and translations of what is said."""

@@ -1,0 +1,1 @@
+"""Cohere's embeddings, translated to texts that are pooled."""

@@ -1,0 +1,1 @@
+"""OpenAI's Decisions, translated to one sampled token for each question."""
