@@ -118,7 +118,7 @@ def test_layers_with_a_window_see_no_farther(tmp_path: Path) -> None:
         "max_window_layers": 3,
     })  # fmt: skip
     spec = read_spec(tmp_path)
-    assert [group.window for group in spec.kv_groups()].count(32) == 1
+    assert [group.reach.length for group in spec.kv_groups()].count(32) == 1
     windowed = Roofline(spec, "float32", HARDWARE, 16)
     for price in ("step", "token"):
 

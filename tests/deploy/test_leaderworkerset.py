@@ -6,8 +6,8 @@ from typing import Any
 
 from quire.cli.flags import parse_config
 from quire.foundation.config import Config
-from quire.planning.ranks import check_nodes
-from quire.serving.api.request_head import PUBLIC
+from quire.planning.rank_checks import check_nodes
+from quire.serving.api.auth import PUBLIC
 from tests.deploy.manifests import KUBERNETES, documents, manifests, of_kind
 
 RESOURCES = documents((KUBERNETES / "leaderworkerset.yaml").read_text())

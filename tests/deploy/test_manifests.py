@@ -13,7 +13,7 @@ import yaml
 
 from quire.cli.flags import parse_config
 from quire.foundation.config import Config
-from quire.serving.api.request_head import PUBLIC
+from quire.serving.api.auth import PUBLIC
 from tests.deploy.chart import render_chart
 from tests.deploy.manifests import (
     GUIDES,

@@ -39,6 +39,7 @@ _ARCHITECTURES = {
     "Phi3ForCausalLM": ("phi3", gguf.MODEL_ARCH.PHI3),
     "Gemma2ForCausalLM": ("gemma2", gguf.MODEL_ARCH.GEMMA2),
     "Gemma3ForCausalLM": ("gemma3", gguf.MODEL_ARCH.GEMMA3),
+    "BertModel": ("bert", gguf.MODEL_ARCH.BERT),
 }
 _SAME = {
     "hidden_size": "embedding_length",
@@ -49,6 +50,7 @@ _SAME = {
     "head_dim": "attention.key_length",
     "max_position_embeddings": "context_length",
     "rms_norm_eps": "attention.layer_norm_rms_epsilon",
+    "layer_norm_eps": "attention.layer_norm_epsilon",
     "sliding_window": "attention.sliding_window",
     "attn_logit_softcapping": "attn_logit_softcapping",
     "final_logit_softcapping": "final_logit_softcapping",

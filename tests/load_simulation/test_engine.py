@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
+import msgspec
 import pytest
 
 from quire.errors import ConfigError
 from quire.foundation.config import Config
+from quire.models.pooler_config import PoolerSpec
 from quire.models.spec import read_spec
 from quire.planning.costmodel.cards import card
-from quire.tools.simulation.deployment import Deployment, deploy
+from quire.tools.simulation import engine
+from quire.tools.simulation.deployment import Deployment, deploy, with_drafts
 from quire.tools.simulation.engine import SimulatedRun, simulate
 from quire.tools.simulation.figures import figures
 from quire.tools.simulation.trace import Trace, TraceRequest
@@ -37,6 +42,24 @@ def test_a_single_request_takes_its_steps() -> None:
     assert [1e3 * itl for itl in served.itls] == pytest.approx(decodes, rel=1e-6)
     assert served.tpot == pytest.approx(sum(served.itls) / 3)
     assert served.e2e_latency == pytest.approx(served.ttft + sum(served.itls))
+
+
+def test_drafts_bring_as_many_tokens_as_are_said_to_be_accepted() -> None:
+    """Steps of four tokens take about as long as those of one; a draft model's passes are added."""
+    given = {"num_speculative_tokens": 3, "rejection_sample_method": "synthetic", "synthetic_acceptance_length": 2.5}
+    times = []
+    for own in (None, {"method": "ngram"}, {"model": str(DIRECTORY / "qwen3-0.6b")}):
+        asked = None if own is None else own | given
+        config = Config().with_values(max_model_len=4_096, max_num_seqs=64, speculative_config=asked)
+        config = with_drafts(config, SPEC, DIRECTORY / "qwen3-0.6b", card("h200"))
+        where = deploy(config, SPEC, card("h200"))
+        (served,) = run(TraceRequest(0.0, 100, 601), where=where).served
+        assert len(served.times) == 601
+        assert served.tpot is not None
+        times.append(served.tpot)
+    alone, looked_up, drafted = times
+    assert alone / looked_up == pytest.approx(2.5, rel=0.1)
+    assert drafted == pytest.approx(looked_up + 3 * alone / 2.5, rel=0.1)
 
 
 def test_every_request_gets_its_tokens_in_order() -> None:
@@ -82,6 +105,25 @@ def test_too_little_memory_preempts() -> None:
     assert figures(run(*(TraceRequest(0.0, 100, 200) for _ in range(8)))).preemptions == 0
 
 
+def test_blocks_that_no_request_reaches_change_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A device has room for ten billion blocks beside a model of a few megabytes."""
+    load = Trace(tuple(TraceRequest(0.001 * i, 300 + i, 200, (("system", 64 * (i % 3)),)) for i in range(30)))
+
+    def served(blocks: int) -> SimulatedRun:
+        device = WHERE.simulated(server=False)
+        limits = msgspec.structs.replace(device.limits, num_blocks=blocks)
+        return simulate(WHERE.config, SPEC, replace(device, limits=limits), load)
+
+    huge = served(10**10)
+    assert 0 < max(each.kv_share for each in huge.occupancy) < 1e-6
+    with monkeypatch.context() as patch:
+        patch.setattr(engine, "_blocks_in_use", lambda config, spec, limits, trace: limits.num_blocks)
+        listed = served(20_000)
+    fewer = served(20_000)
+    assert huge.served == fewer.served == listed.served
+    assert fewer.occupancy == listed.occupancy
+
+
 def test_the_same_load_takes_the_same_time() -> None:
     load = [TraceRequest(0.001 * i, 100 + i, 20) for i in range(40)]
     assert [each.times for each in run(*load).served] == [each.times for each in run(*load).served]
@@ -99,3 +141,13 @@ def test_limits_decide_what_is_good() -> None:
     assert (limits.good, limits.goodput_share) == (1, 0.5)
     assert figures(found).good is None
     assert limits.milliseconds["ttft"][50] == pytest.approx((fast + slow) / 2)
+
+
+def test_a_model_of_vectors_pools_every_prompt() -> None:
+    """In chunks, like any prompt; what its requests would bring in tokens does not count."""
+    spec = replace(SPEC, pooler=PoolerSpec(tasks=("embed",), generates=False, modes=("last",), dim=SPEC.hidden))
+    requests = tuple(TraceRequest(0.0, length, 9) for length in (10, 3_000, 700))
+    found = simulate(WHERE.config, spec, WHERE.simulated(server=False), Trace(requests, None))
+    assert [len(each.times) for each in found.served] == [1, 1, 1]
+    assert all(0 < each.ttft == each.e2e_latency for each in found.served)
+    assert found.seconds < run(*requests).seconds

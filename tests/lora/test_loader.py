@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import queue
 import threading
 import time
 from pathlib import Path
@@ -10,7 +11,7 @@ import pytest
 import torch
 
 from quire.foundation.messages.to_engine import Adapter
-from quire.foundation.messages.workers import AdapterLoaded
+from quire.foundation.messages.workers import AdapterLoaded, LoadAdapter
 from quire.models.lora.files import read_adapter
 from quire.models.lora.loader import DeviceAdapterLoader
 from quire.models.lora.updates import AdapterMemory, HostAdapter, LowRankUpdates
@@ -26,7 +27,8 @@ class Loader:
         self.updates: LowRankUpdates = small_updates()
         self.memory = AdapterMemory(self.updates, torch.float32, torch.device("cpu"))
         self.read: list[str] = []
-        self.loader = DeviceAdapterLoader(self._read, self.memory, kept)
+        self._said: queue.SimpleQueue[AdapterLoaded] = queue.SimpleQueue()
+        self.loader = DeviceAdapterLoader(self._read, self.memory, kept, self._said.put)
 
     def _read(self, path: str) -> HostAdapter:
         self.read.append(Path(path).name)
@@ -34,19 +36,13 @@ class Loader:
         return read_adapter(Path(path), self.updates, torch.float32, Base)
 
     def load(self, adapter: Adapter, slot: int = 0) -> AdapterLoaded:
-        self.loader.load(adapter, slot)
+        self.loader.load(LoadAdapter(adapter, slot))
         (loaded,) = self.loaded(1)
         return loaded
 
     def loaded(self, number: int) -> list[AdapterLoaded]:
         """The next ones that have come."""
-        found: list[AdapterLoaded] = []
-        for _ in range(12_000):
-            found += self.loader.loaded()
-            if len(found) >= number:
-                return found
-            time.sleep(0.005)
-        raise AssertionError("nothing came")
+        return [self._said.get(timeout=60) for _ in range(number)]
 
 
 def test_the_last_used_ones_are_kept_on_the_host(tmp_path: Path) -> None:
@@ -124,7 +120,7 @@ def test_some_are_read_at_once_and_come_in_their_order(tmp_path: Path) -> None:
     adapters = [Adapter(name, str(write(tmp_path / name)), "") for name in "abcdef"]
     wanted = [known, adapters[0], known, *adapters[1:]]
     for number, adapter in enumerate(wanted):
-        own.loader.load(adapter, 1 + number % 2)
+        own.loader.load(LoadAdapter(adapter, 1 + number % 2))
     for _ in range(12_000):
         if len(own.read) == 3:
             break
@@ -142,6 +138,6 @@ def test_some_are_read_at_once_and_come_in_their_order(tmp_path: Path) -> None:
 def test_what_is_wanted_before_the_end_still_comes(tmp_path: Path) -> None:
     own = Loader()
     for name in "abcdef":
-        own.loader.load(Adapter(name, str(write(tmp_path / name)), ""), 0)
+        own.loader.load(LoadAdapter(Adapter(name, str(write(tmp_path / name)), ""), 0))
     own.loader.close()
     assert [each.adapter.name for each in own.loaded(6)] == list("abcdef")

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from quire.engine.structured_output.grammars import grammar_of
-from quire.engine.structured_output.messages import Constraint
+from quire.engine.structured_output.messages import Constraint, LenientSchema
 from quire.errors import RequestError
 from quire.text.output_parsers.argument_types import ArgumentTypes
 from quire.text.output_parsers.call_grammar import call_grammar
@@ -277,6 +277,21 @@ def test_a_tool_that_is_not_strict_is_enforced_as_far_as_its_format_can() -> Non
     assert compiled(call_grammar("qwen3_coder", [loose], must_call=True)).try_consume_tokens(
         list(call.replace(b"=s>", b"=t>"))
     ) < len(call)
+
+
+def test_what_a_format_does_not_enforce_of_a_tool_that_is_not_strict_is_named() -> None:
+    properties = {"s": {"type": "string", "pattern": "a+"}, "long": {"type": "string", "maxLength": 9_999}}
+    parameters = {"type": "object", "properties": properties, "required": ["s"], "minProperties": 1}
+    lenient: list[LenientSchema] = []
+    grammar = call_grammar("qwen3_coder", [Tool("f", parameters), Tool("g", {"type": "object"})], must_call=True)
+    grammar_of(Constraint("grammar", grammar), {}, lenient)
+    (found,) = [each for each in lenient if each.left_out]
+    assert found.tool == "f"
+    assert found.left_out == [
+        "'minProperties' of its parameters of the function 'f'",
+        "'pattern' of 's' of the function 'f'",
+        "'maxLength' of 'long' of the function 'f'",
+    ]
 
 
 @pytest.mark.parametrize("name", ["hermes", "llama3_json", "qwen3_coder"])

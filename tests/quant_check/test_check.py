@@ -20,6 +20,7 @@ from quire.text.tokenizer import load_tokenizer
 from quire.tools.quant_check import both_models, forward
 from quire.tools.quant_check.continuations import read_passages
 from tests.checkpoints import edit_config, make_llama, make_tiny
+from tests.models_sweep.rows import ROWS
 from tests.quant_check.command import check, checked
 from tests.quantization import made
 from tests.quantization.test_checkpoints import WEIGHT_ONLY, WITH_ACTIVATIONS, packed
@@ -147,6 +148,21 @@ def test_figures_are_the_same_without_room_for_both_models(
     assert "too little for the weights of both models" in capfd.readouterr().err
     assert len([layer for layer in result["layers"] if layer["kl_alone"]]) == 3
     assert (code, result) == (other_code, other)
+
+
+@pytest.mark.parametrize("architecture", ["GptOssForCausalLM", "Glm4MoeForCausalLM"])
+def test_parts_that_are_no_layers_of_their_own_are_read(
+    architecture: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Sinks of attention and corrections of routers, also where layers are read when they compute."""
+    base = make_tiny(tmp_path / "base", architecture, hidden_size=64, num_attention_heads=4, **ROWS[architecture])
+    prompts = tmp_path / "prompts.jsonl"
+    prompts.write_text('{"prompt": [1, 2, 3]}')
+    options = ("--quantization", "fp8", "--prompts", prompts, "--max-tokens", 4, "--worst-layers", 1, *LENIENT)
+    expected = checked(tmp_path, base, base, *options)
+    monkeypatch.setattr(both_models, "this_machine", lambda: Machine(memory_bytes=1000, fast_bfloat16=False))
+    assert checked(tmp_path, base, base, *options) == expected
+    assert 0 < expected[1]["kl"]["mean"] < 0.1
 
 
 def test_figures_do_not_depend_on_how_texts_are_batched(

@@ -14,11 +14,14 @@ from quire.cli.main import main
 from quire.errors import ConfigError, ModelNotFoundError
 from quire.foundation.config import Config
 from quire.models.spec import read_spec
+from quire.planning import machine
 from quire.planning.auto_config import resolve
+from quire.planning.costmodel.cards import word_of
 from quire.planning.machine import Gpu, Machine
 from quire.tools.simulation.load import find_model
 from quire.tools.sizing.measured_rows import DIRECTORY
 from quire.tools.sizing.options import read_prices
+from tests.checkpoints import TINY, make_tiny
 
 LLAMA = DIRECTORY / "llama-3.1-8b"
 
@@ -42,6 +45,16 @@ def test_memory_is_divided_as_the_server_would(tmp_path: Path) -> None:
     assert best["bytes"]["kv_cache"] == served.footprint.kv_cache
     assert best["kv_tokens"] == served.num_blocks * 16
     assert found["kv_bytes_per_token"] == 131_072  # 2 × 32 layers × 8 heads × 128 × 2 bytes
+
+
+def test_host_memory_keeps_prefixes_and_says_whether_loading_pays(tmp_path: Path) -> None:
+    flags = "--gpu=h200", "--formats=checkpoint", "--tensor-parallel-sizes=1", "--input-len=8000", "--output-len=200"
+    (best,) = plan(tmp_path, *flags, "--kv-offloading-size=64")["candidates"]
+    assert best["host_prefixes"]["tokens"] == 64 * 2**30 // 131_072
+    assert best["host_prefixes"]["load_ms"] == pytest.approx(8_000 * 131_072 / 40e9 * 1e3)
+    assert best["host_prefixes"]["compute_ms"] > 5 * best["host_prefixes"]["load_ms"]
+    (without,) = plan(tmp_path, *flags)["candidates"]
+    assert without["host_prefixes"] is None
 
 
 def test_what_is_recommended_keeps_the_targets_and_more_at_a_time_would_not(tmp_path: Path) -> None:
@@ -117,6 +130,55 @@ def test_what_cannot_be_meant_is_refused(flags: list[str], words: str, capsys: p
     assert words in capsys.readouterr().err
 
 
+@pytest.fixture
+def encoder(tmp_path: Path) -> str:
+    config = {"architectures": ["BertModel"], "max_position_embeddings": 512, "dtype": "float32"}
+    (tmp_path / "config.json").write_text(json.dumps(TINY | config))
+    return str(tmp_path)
+
+
+def test_encoders_are_planned_for_by_full_steps_and_hold_nothing_behind_them(tmp_path: Path, encoder: str) -> None:
+    prices = tmp_path / "prices.yaml"
+    prices.write_text("h200: 3.6\n")
+    flags = ("--gpu=h200", "--formats=checkpoint", "--tensor-parallel-sizes=1", "--input-len=100", "--prices")
+    (best,) = plan(tmp_path, *flags, str(prices), model=encoder)["candidates"]
+    gpu = Gpu("NVIDIA H200", (9, 0), 143_771 * 2**20, 143_771 * 2**20)
+    config = Config().with_values(model=encoder, skip_tokenizer_init=True, pooler_config={"pooling_type": "CLS"})
+    served = resolve(config.with_values(max_model_len=100), Machine(2**37, fast_bfloat16=True, gpu=gpu)).memory
+    assert best["footprint"]["weights"] == served.footprint.weights
+    assert best["footprint"]["activations"] == served.footprint.activations
+    assert best["footprint"]["kv_cache"] == served.footprint.kv_cache < 2**28
+    assert best["texts"] == 8192 // 100
+    assert best["tokens_per_s"] == pytest.approx(100 * best["texts_per_s"])
+    assert best["texts_per_s"] == pytest.approx(1e3 * best["texts"] / best["step_ms"])
+    assert best["price"] == pytest.approx(3.6 / 3600 * 1e6 / best["tokens_per_s"])
+
+
+def test_embedding_models_of_decoders_are_planned_for_as_such(tmp_path: Path) -> None:
+    made = make_tiny(tmp_path, "Qwen3ForCausalLM", head_dim=16)
+    modules = [("Transformer", ""), ("Pooling", "1_Pooling")]
+    (made / "modules.json").write_text(
+        json.dumps([{"idx": n, "path": path, "type": f"sentence_transformers.models.{name}"}
+                    for n, (name, path) in enumerate(modules)])
+    )  # fmt: skip
+    (made / "1_Pooling").mkdir()
+    (made / "1_Pooling" / "config.json").write_text('{"pooling_mode": "lasttoken"}')
+    flags = ("--gpu=h200", "--formats=checkpoint", "--tensor-parallel-sizes=1", "--input-len=100")
+    assert plan(tmp_path, *flags, model=str(made))["candidates"][0]["texts"] == 81
+
+
+@pytest.mark.parametrize(
+    ("flags", "words"),
+    [(["--target-tpot=3"], "leave --target-tpot out"), (["--input-len=513"], "longer than the 512")],
+)
+def test_plans_of_encoders_have_no_tokens_one_after_another(
+    flags: list[str], words: str, encoder: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit):
+        main(["plan", encoder, *flags])
+    assert words in capsys.readouterr().err
+
+
 @pytest.mark.parametrize("text", ["h200: -1", "h900: 2", "[1, 2]", "h200: cheap", "{"])
 def test_prices_that_are_none_are_refused(text: str, tmp_path: Path) -> None:
     (tmp_path / "prices.yaml").write_text(text)
@@ -135,3 +197,36 @@ def test_a_model_is_found_here_or_not_at_all() -> None:
 def test_a_plan_loads_no_tensor_library() -> None:
     code = "import sys, quire.tools.sizing.command; print('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=240).stdout == "False\n"
+
+
+@pytest.mark.parametrize(
+    ("name", "mib", "word"),
+    [
+        ("NVIDIA H200", 143_771, "h200"),
+        ("NVIDIA H100 80GB HBM3", 81_559, "h100"),
+        ("NVIDIA H100 PCIe", 81_559, "h100-pcie"),
+        ("NVIDIA A100-SXM4-80GB", 81_920, "a100"),
+        ("NVIDIA A100-PCIE-40GB", 40_960, "a100-40gb"),
+        ("NVIDIA L4", 23_034, "l4"),
+        ("NVIDIA L40S", 46_068, "l40s"),
+        ("NVIDIA GeForce RTX 4090", 24_564, "4090"),
+        ("NVIDIA T4", 15_360, None),
+    ],
+)
+def test_a_machines_gpu_is_found_in_the_table(name: str, mib: int, word: str | None) -> None:
+    assert word_of(name, mib * 2**20) == word
+
+
+def test_a_plan_is_for_this_machine_and_shows_ten_rows(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    gpu = Gpu("NVIDIA H100 80GB HBM3", (9, 0), 81_559 * 2**20, 81_559 * 2**20)
+    monkeypatch.setattr(machine, "this_machine", lambda: Machine(2**36, True, gpu, "", True))
+    assert {each["device"] for each in plan(tmp_path)["candidates"]} == {"h100"}
+    monkeypatch.setattr(machine, "this_machine", lambda: Machine(2**36, True, None, "", True))
+    assert {each["device"] for each in plan(tmp_path)["candidates"]} == {"cpu"}
+    capsys.readouterr()
+    found = plan(tmp_path, "--gpu=all")["candidates"]
+    table = capsys.readouterr().out.partition("the best within the targets first:")[2].partition("…")
+    assert len(table[0].split("\n")) == 13  # with a head, and a line break at each end
+    assert table[2].startswith(f" {len(found) - 10} more")
