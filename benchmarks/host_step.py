@@ -28,6 +28,7 @@ from quire.foundation.config import Config
 from quire.foundation.messages.from_engine import FromEngine
 from quire.foundation.messages.to_engine import Add, ToEngine
 from quire.foundation.messages.workers import DeviceLimits, Plan, Result
+from quire.runtime.executor.executor import NoOrders
 from quire.runtime.worker.batch import BatchBuffers
 from quire.runtime.worker.buffer_ring import BufferRing
 from quire.runtime.worker.host_batch import HostBatch
@@ -44,7 +45,7 @@ class StubExecutor:
     """A worker's host side, and a device that always samples token 7."""
 
     max_in_flight = 2
-    adapters = None
+    orders = NoOrders()
 
     def __init__(self, sequences: int, steps: int) -> None:
         length = PROMPT + 2 * steps + 64

@@ -3,9 +3,12 @@
     quire serve --max-queue-time 2 --max-num-seqs 32 --api-key flood light &
     python -m benchmarks.overload http://127.0.0.1:8000 --seconds 120
 
+With default flags (`quire serve` alone) the queue is short only while there is overload, and a burst is let in.
+
 First its maximum: so many clients in a closed loop that it is never idle. Then a multiple of that as Poisson arrivals
 by the key `flood`, and the maximum once more: the two are averaged, so that a machine which becomes slower meanwhile
-does not tip the scales. Then the flood beside a tenth of the maximum by the key `light`, and that tenth alone.
+does not tip the scales. Then the flood beside a tenth of the maximum by the key `light`, and that tenth alone. With
+`--burst` so many requests at once come last.
 """
 
 from __future__ import annotations
@@ -27,6 +30,8 @@ LIGHT_SHARE = 0.1
 WARM_UP_S = 3.0
 """What ends in this time of a run does not count: a server that was idle has nothing to finish yet."""
 CONNECT_S = 10.0
+GOOD_TTFT_S = 2.0
+"""A request is a good one if its first token comes within this time."""
 
 
 @dataclass
@@ -36,12 +41,14 @@ class Outcomes:
     Attributes:
         seconds: How long completed requests were counted.
         completed: Those that ended within that time.
+        good: Those of them whose first token came within GOOD_TTFT_S.
         ttfts: Seconds to the first token of each that was let in.
         statuses: Of all answers; 0 for a connection that broke.
     """
 
     seconds: float
     completed: int = 0
+    good: int = 0
     ttfts: list[float] = field(default_factory=list)
     statuses: Counter[int] = field(default_factory=Counter)
 
@@ -49,6 +56,11 @@ class Outcomes:
     def rate(self) -> float:
         """Completed requests a second."""
         return self.completed / self.seconds
+
+    @property
+    def goodput(self) -> float:
+        """Good requests a second."""
+        return self.good / self.seconds
 
     @property
     def p99_ttft(self) -> float:
@@ -99,6 +111,12 @@ class Traffic:
         await asyncio.gather(*asking)
         return run.outcomes
 
+    async def burst(self, requests: int) -> Outcomes:
+        """All at once; the answers are counted, whenever they end."""
+        run = _Run(WARM_UP_S)
+        await asyncio.gather(*(self._ask(run) for _ in range(requests)))
+        return run.outcomes
+
     async def _ask(self, run: _Run) -> None:
         prompt = [self._rng.randrange(10, 90) for _ in range(32)]
         body = {"prompt": prompt, "max_tokens": self._output, "ignore_eos": True, "stream": True}
@@ -129,7 +147,9 @@ class _Run:
         outcomes.statuses[status] += 1
         if status == 200:
             outcomes.ttfts.append(ttft)
-            outcomes.completed += self.begin + WARM_UP_S < time.perf_counter() < self.end
+            counts = self.begin + WARM_UP_S < time.perf_counter() < self.end
+            outcomes.completed += counts
+            outcomes.good += counts and ttft <= GOOD_TTFT_S
 
 
 @dataclass(frozen=True)
@@ -142,6 +162,7 @@ class Figures:
         flood: Beyond it.
         light_alone, light_beside: A light traffic without and beside the flood.
         client_cpu: Share of one core that this process took during the flood.
+        burst: Requests at once, if there were to be any.
     """
 
     closed_loop: Outcomes
@@ -150,6 +171,7 @@ class Figures:
     light_alone: Outcomes
     light_beside: Outcomes
     client_cpu: float
+    burst: Outcomes | None
 
 
 @dataclass(frozen=True)
@@ -163,6 +185,7 @@ class Overload:
         other_seconds: Of each other run.
         factor: Of the maximum, what the flood is.
         output: Tokens of each answer.
+        burst: How many requests come at once in the end; 0 for none.
     """
 
     url: str
@@ -171,6 +194,7 @@ class Overload:
     other_seconds: float = 30.0
     factor: float = 3.0
     output: int = 32
+    burst: int = 0
 
     async def measure(self, show: Callable[[str], None] = print) -> Figures:
         """All runs, one after the other; each is shown in a line."""
@@ -192,7 +216,15 @@ class Overload:
             await flooding
         alone = await self._light(rate)
         show(_row("light alone", alone, rate))
-        return Figures(before, maximum, flooded, alone, beside, cpu)
+        return Figures(before, maximum, flooded, alone, beside, cpu, await self._burst(show))
+
+    async def _burst(self, show: Callable[[str], None]) -> Outcomes | None:
+        if not self.burst:
+            return None
+        async with Traffic(self.url, "flood", self.output, seed=2) as flood:
+            found = await flood.burst(self.burst)
+        show(f"{self.burst} at once: answers {_counts(found.statuses)}, TTFT p99 {found.p99_ttft:.2f} s")
+        return found
 
     async def _light(self, rate: float) -> Outcomes:
         """The same requests at the same times in each run."""
@@ -204,7 +236,8 @@ def _row(name: str, outcomes: Outcomes, of: float) -> str:
     share = outcomes.rate / of if of else 0.0
     middle = sorted(outcomes.ttfts)[len(outcomes.ttfts) // 2] if outcomes.ttfts else 0.0
     ttft = f"TTFT p50 {middle:.2f}, p99 {outcomes.p99_ttft:.2f} s"
-    return f"{name}: {outcomes.rate:.1f} requests/s ({share:.0%}), {ttft}, answers {_counts(outcomes.statuses)}"
+    good = f"good {outcomes.goodput:.1f} ({outcomes.goodput / of if of else 0.0:.0%})"
+    return f"{name}: {outcomes.rate:.1f} requests/s ({share:.0%}), {good}, {ttft}, answers {_counts(outcomes.statuses)}"
 
 
 def _counts(statuses: Counter[int]) -> str:
@@ -219,6 +252,7 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=Overload.seconds, help="of the flood")
     parser.add_argument("--other-seconds", type=float, default=Overload.other_seconds, help="of each other run")
     parser.add_argument("--output", type=int, default=Overload.output, help="tokens of each answer")
+    parser.add_argument("--burst", type=int, default=Overload.burst, help="requests at once in the end")
     asyncio.run(Overload(**vars(parser.parse_args())).measure())
 
 

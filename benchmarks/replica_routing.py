@@ -29,6 +29,7 @@ from quire.foundation.config.router import RouterConfig
 from quire.foundation.messages.from_engine import Deltas, FromEngine, Heartbeat, Load
 from quire.foundation.messages.to_engine import Add, ToEngine
 from quire.foundation.messages.workers import DeviceLimits, Plan, Result
+from quire.runtime.executor.executor import NoOrders
 from quire.sampling_params import SamplingParams
 from quire.serving.api.session.queues import EngineQueue, Placement
 from quire.serving.router.backend import ScrapedLoad
@@ -103,7 +104,7 @@ class TimedExecutor:
     """Samples token 7; its steps take their time one after the other."""
 
     max_in_flight = 2
-    adapters = None
+    orders = NoOrders()
 
     def __init__(self, clock: Clock, speed: float) -> None:
         self._clock = clock

@@ -20,7 +20,7 @@ from quire.foundation.messages.from_engine import End
 from quire.foundation.messages.to_engine import Add
 from quire.foundation.processes.logs import JsonFormatter
 from quire.sampling_params import SamplingParams
-from quire.serving.api.request_head import Caller
+from quire.serving.api.auth import Caller
 from quire.serving.api.request_record import RequestRecord, log_access
 from quire.serving.api.request_traces import RequestTraces
 from quire.serving.api.session.output_collector import OutputCollector

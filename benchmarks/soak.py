@@ -3,10 +3,10 @@
     python -m benchmarks.soak --minutes 60 [flags of quire serve]
 
 Streams, aborted ones, structured output in more grammars than are kept, tools, wrong requests, choices, log
-probabilities, long prompts, beam search, the other APIs. Every few seconds the memory, file descriptors and threads of
-each process are noted. The verdict: behind the first quarter no process has grown by more than 1% (5% in less than half
-an hour, when caches and pools still fill), every answer was one that there should have been, and afterwards nothing is
-held that was not held before.
+probabilities, long prompts, beam search, embeddings, ranks, the other APIs. Every few seconds the memory, file
+descriptors and threads of each process are noted. The verdict: behind the first quarter no process has grown by more
+than 1% (5% in less than half an hour, when caches and pools still fill), every answer was one that there should have
+been, and afterwards nothing is held that was not held before.
 """
 
 from __future__ import annotations
@@ -32,10 +32,10 @@ SERVING = ("supervisor", "api", "engine")
 LONG_MINUTES, GROWTH, SHORT_GROWTH = 30.0, 0.01, 0.05
 FLAGS = (
     "--port", "0", "--num-gpu-blocks-override", "1024", "--max-num-seqs", "32", "--max-queue-time", "600",
-    "--disable-uvicorn-access-log",
+    "--disable-uvicorn-access-log", "--runner", "generate", "--pooler-config", '{"pooling_type": "LAST"}',
 )  # fmt: skip
-"""A small KV cache, whose memory has all been used soon: what is never written to takes no memory. Nobody is turned
-away, however slow the machine."""
+"""Text and vectors of one model. A small KV cache, whose memory has all been used soon: what is never written to takes
+no memory. Nobody is turned away, however slow the machine."""
 
 
 @dataclass

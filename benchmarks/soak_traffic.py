@@ -88,6 +88,8 @@ class SoakTraffic:
             "messages": self._messages,
             "ollama": self._ollama,
             "responses": self._responses,
+            "embeddings": self._embeddings,
+            "reranking": self._reranking,
             "wrong": self._wrong,
             "probe": self._probe,
         }
@@ -196,6 +198,20 @@ class SoakTraffic:
     async def _responses(self, client: httpx.AsyncClient) -> Answer:
         body = {"input": self._rng.choice(_QUESTIONS), "max_output_tokens": 20, "store": self._rng.random() < 0.5}
         return Answer.of(await client.post("/v1/responses", json=body))
+
+    async def _embeddings(self, client: httpx.AsyncClient) -> Answer:
+        """Texts of all lengths, some of which are cut."""
+        texts = [self._completion()["prompt"] * self._rng.choice([1, 10, 400]) for _ in range(self._rng.randint(1, 20))]
+        more = self._rng.choice([{}, {"encoding_format": "base64"}])
+        return Answer.of(
+            await client.post("/v1/embeddings", json={"input": texts, "truncate_prompt_tokens": -1, **more})
+        )
+
+    async def _reranking(self, client: httpx.AsyncClient) -> Answer:
+        documents = [self._completion()["prompt"] for _ in range(8)]
+        return Answer.of(
+            await client.post("/rerank", json={"query": self._rng.choice(_STARTS), "documents": documents})
+        )
 
     async def _wrong(self, client: httpx.AsyncClient) -> Answer:
         wrong = self._rng.choice(_WRONG)

@@ -13,9 +13,9 @@ from pathlib import Path
 from typing import Any
 
 from quire.cli.settings_fields import Setting, settings_of
-from quire.entrypoints.import_paths import COMMANDS, NAMES
 from quire.foundation.config import Config
 from quire.foundation.config.vllm_compat import VLLM_REFUSED_VALUES, VLLM_SETTINGS, VLLM_VALUES, VllmSetting
+from quire.import_paths import COMMANDS, NAMES
 from quire.serving.api.schemas.known_fields import ELSEWHERE, IGNORED, UNSUPPORTED
 
 PAGE = Path(__file__).with_name("migrating-from-vllm.md")

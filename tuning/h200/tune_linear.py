@@ -68,6 +68,9 @@ WEIGHTS = (
     Weight(2048, 4096),
     Weight(128, 2048),
     Weight(151936, 2048),
+    Weight(5120, 2880),  # gpt-oss-20b: queries, keys and values
+    Weight(2880, 4096),
+    Weight(32, 2880),
 )
 
 _ONE_ROW = (
