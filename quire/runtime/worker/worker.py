@@ -45,7 +45,7 @@ from quire.models.vision.tower import Tower
 from quire.models.vision.towers import build_tower, check_tower, kinds_of
 from quire.models.vision.vision_spec import VisionSpec
 from quire.models.weights.tensor_options import PackedAtStart
-from quire.planning.draft_model import draft_model_bytes
+from quire.planning.draft_model import draft_bytes
 from quire.planning.images import largest_size
 from quire.planning.kv_cache_plan import MeasuredMemory, NumBlocks, plan_kv_cache
 from quire.runtime.worker.block_orders import BlockOrders
@@ -259,7 +259,8 @@ class Worker:
                 with torch.inference_mode():
                     loaded.media.warm_up(largest_size(self._config, loaded.spec, loaded.spec.vision))
             left = gpu_memory.bytes_left(self._device, self._config.cache.memory_share)
-            return MeasuredMemory(left - draft_model_bytes(self._config))
+            drafts = draft_bytes(self._config)
+            return MeasuredMemory(left - drafts.weights - drafts.activations)
 
     def allocate(self, loaded: LoadedModel, blocks: NumBlocks) -> None:
         """Allocate the KV cache, the host pool and the buffers of steps."""
