@@ -20,6 +20,8 @@ from tests.e2e.serve import QuireServe
 pytestmark = pytest.mark.long("many cards")
 
 CLIENTS = 32
+IDLE_S = 0.5
+"""Of the processor in two seconds: less than who spins takes, and more than what a busy machine leaves to be done."""
 SETTINGS = ("--dtype", "float32", "--port", "0", "--max-restarts", "100")
 
 
@@ -91,7 +93,7 @@ def test_an_idle_rank_takes_no_processor_and_is_missed_when_it_dies(server: Rank
     ranks = server.ranks()
     before = [processor_seconds(pid) for pid in ranks]
     time.sleep(2)
-    assert all(processor_seconds(pid) - begun < 0.1 for pid, begun in zip(ranks, before, strict=True))
+    assert all(processor_seconds(pid) - begun < IDLE_S for pid, begun in zip(ranks, before, strict=True))
     os.kill(ranks[1], signal.SIGKILL)
     server.wait_line(rf"Rank 1 of 2 \(process {ranks[1]}\) died.*started again")
     server.serve_undisturbed()

@@ -55,6 +55,10 @@ class MediumTensor(msgspec.Struct, frozen=True, array_like=True):
     content: bytes
 
 
+MediumKind = Literal["image", "audio", "video"]
+"""Kinds of media, as vLLM calls them."""
+
+
 class Medium(msgspec.Struct, frozen=True, array_like=True):
     """An image as a model's tower takes it, or a sound as an encoder does.
 
@@ -69,6 +73,7 @@ class Medium(msgspec.Struct, frozen=True, array_like=True):
         places: [vectors] int32, which of the tokens stand for a vector each; empty: all of them do.
         text: [tokens] int32, what takes the place of its placeholder in a prompt: the tokens that stand for vectors,
             and those before, among and behind them; empty: only tokens that stand for vectors.
+        kind: What it is: an image, a sound or a video.
     """
 
     digest: bytes
@@ -81,6 +86,12 @@ class Medium(msgspec.Struct, frozen=True, array_like=True):
     tensors: dict[str, MediumTensor] = {}
     places: bytes = b""
     text: bytes = b""
+    kind: MediumKind = "image"
+
+    @property
+    def num_vectors(self) -> int:
+        """How many of its tokens stand for a vector."""
+        return len(self.places) // 4 or self.count
 
     @property
     def num_bytes(self) -> int:
