@@ -38,6 +38,7 @@ from quire.runtime.executor.executor import FaultHook, no_faults
 from quire.scheduling.kvcache.cache_groups import FULL_ATTENTION, CacheGroup
 from quire.scheduling.kvcache.host_index import index_bytes
 from tests.executor.fake_adapters import FakeAdapters
+from tests.executor.fake_blocks import FakeOrders
 from tests.executor.fake_pooling import fake_vector
 
 
@@ -162,6 +163,7 @@ class FakeExecutor:
         self._blocks: dict[int, list[int | None]] = {}  # by block: its tokens
         memory = host_memory or FakeHostMemory()
         self._host, self._host_written_by = memory.blocks, memory.written_by
+        self._orders = FakeOrders(adapters or FakeAdapters({}), self._load_block)
         self._num_states = num_states
         self._states = {number: number for number in range(1, num_states + 1)}  # undefined at first
         self._plans: deque[Plan] = deque()
@@ -173,8 +175,12 @@ class FakeExecutor:
         return self._max_in_flight
 
     @property
-    def orders(self) -> FakeAdapters:
-        return self.adapters or FakeAdapters({})
+    def orders(self) -> FakeOrders:
+        return self._orders
+
+    def _load_block(self, host: int, block: int) -> None:
+        self._blocks[block] = list(self._host[host])
+        self._written_by[block] = self._host_written_by[host]
 
     def start(self) -> DeviceLimits:
         return DeviceLimits(self._num_blocks, self._vocab_size, self._num_host_blocks, num_states=self._num_states)
@@ -198,6 +204,7 @@ class FakeExecutor:
         if self._step_s:
             time.sleep(self._step_s)
         self._apply_changes(plan)
+        self._orders.computed = plan.step
         self._load_states(plan)
         self._move_rows(plan)
         self._save_states(plan)
@@ -235,6 +242,7 @@ class FakeExecutor:
             self._slots[slot].tables[group, index] = block
         hosts = [host for _, host in plan.swap_out]
         assert len(set(hosts)) == len(hosts), "two blocks are copied to one host block"
+        assert self._orders.reading.isdisjoint(hosts), "a host block is overwritten while it is read"
         for device, host in plan.swap_out:
             assert 0 <= host < self._reported_host_blocks, "swapped to a host block that is not ready"
             unwritten: list[int | None] = [None] * self._block_size  # taken for draft tokens that were rejected
@@ -246,8 +254,7 @@ class FakeExecutor:
             self._blocks[target] = list(self._blocks[source])
             self._written_by[target] = self._written_by[source]
         for host, device in plan.swap_in:
-            self._blocks[device] = list(self._host[host])
-            self._written_by[device] = self._host_written_by[host]
+            self._load_block(host, device)
 
     def _move_rows(self, plan: Plan) -> None:
         """Write each row's known tokens and move its slot past them."""
@@ -303,6 +310,7 @@ class FakeExecutor:
         index, offset = divmod(position, self._block_size)
         for group in range(len(self._groups)):
             block = slot.tables[group, index]
+            assert block not in self._orders.filling, "a block is written while it is filled"
             if offset == 0:
                 self._blocks[block] = [None] * self._block_size
                 self._written_by[block] = self._adapter(slot)

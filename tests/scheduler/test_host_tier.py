@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from quire.foundation.clock import SystemClock
-from quire.foundation.messages.workers import Result
+from quire.foundation.messages.workers import BlocksLoaded, LoadBlocks, OrderDone, Result
 from quire.scheduling.kvcache.block_pool import BlockPool
 from quire.scheduling.kvcache.block_table import PrefixMatch
 from quire.scheduling.kvcache.cache_groups import FULL, CacheGroup, Chunk, Reach, Window
@@ -25,6 +25,7 @@ from quire.scheduling.scheduler.scheduler import Scheduler
 from quire.scheduling.scheduler.token_budget import TokenBudget
 from tests.engine.harness import add
 from tests.executor.fake import FakeExecutor, FakeHostMemory, hash_token
+from tests.executor.fake_blocks import FakeOrders
 
 BLOCK = 4
 SEEDS = range(8)
@@ -59,6 +60,8 @@ class Stage:
             self.host.inherit(host)
         self.tier = HostTier(self.pool, self.host, load_ms=1.0)
         self.executor = FakeExecutor(blocks, BLOCK, groups=groups, num_host_blocks=host, host_memory=memory)
+        luck = random.Random(blocks)
+        self.executor.orders.delay = lambda: luck.randint(1, 4)
         preemption = Preemption(self.host, settings.pop("mode", "swap"), cost, self.tier)
         self.scheduler = Scheduler(self.pool, 3, TokenBudget(24), preemption, SystemClock(), groups=groups)
         self.got: dict[int, list[int]] = {}
@@ -81,11 +84,16 @@ class Stage:
     def run(self, most: int = 10_000) -> None:
         """Two plans ahead, until nothing is left, or as many results have come."""
         for _ in range(most):
-            if not self.scheduler.has_work:
+            if not self.scheduler.has_work and not self.scheduler.moves_blocks:
                 return
+            self._take_orders()
             while self.scheduler.steps_in_flight < 2 and (plan := self.scheduler.plan()):
                 self.executor.submit(plan)
+            for order in self.scheduler.take_orders():
+                self.executor.orders.post(order)
             self.scheduler.cache_blocks()
+            if not self.scheduler.steps_in_flight:
+                continue
             result = self.executor.collect(None)
             assert isinstance(result, Result)
             outputs = self.scheduler.process_result(result)
@@ -93,6 +101,11 @@ class Stage:
             for number, count in zip(outputs.ids, outputs.counts, strict=True):
                 self.got[number] += [next(tokens) for _ in range(count)]
             self.cached |= dict(outputs.cached_tokens)
+
+    def _take_orders(self) -> None:
+        for done in self.executor.orders.done():
+            assert isinstance(done, BlocksLoaded)
+            self.scheduler.loaded(done)
 
     def answer(self, prompt: Sequence[int], most: int = 1, **fields: Any) -> list[int]:
         number = self.begin(prompt, most, **fields)
@@ -175,6 +188,44 @@ def test_another_salt_finds_nothing() -> None:
     assert stage.tier.stats.hit_tokens == 0
     stage.answer([*prompt, 8], 1, cache_salt="a")
     assert stage.tier.stats.hit_tokens == 40
+
+
+def test_steps_go_on_while_a_request_awaits_its_blocks() -> None:
+    """It runs once they have come, and no plan waits for them."""
+    stage = Stage()
+    prompt = list(range(40))
+    stage.answer(prompt, 1)
+    for other in range(100, 400, 50):
+        stage.answer(range(other, other + 45), 1)
+    stage.executor.orders.delay = lambda: 8
+    late = stage.begin([*prompt, 7], 1)
+    other = stage.begin([500, 501], 12)
+    stage.run(7)
+    assert stage.scheduler.moves_blocks
+    assert len(stage.got[other]) >= 5
+    assert not stage.got[late]
+    stage.run()
+    assert stage.cached[late] == 40
+    assert stage.got[late] == stage.alone([*prompt, 7], 1)
+    assert stage.got[other] == stage.alone([500, 501], 12)
+
+
+def test_who_ends_while_its_blocks_come_leaves_them_to_others() -> None:
+    stage = Stage()
+    prompt = list(range(40))
+    stage.answer(prompt, 1)
+    for other in range(100, 400, 50):
+        stage.answer(range(other, other + 45), 1)
+    stage.executor.orders.delay = lambda: 4
+    number = stage.begin([*prompt, 7], 1)
+    stage.run(1)
+    assert stage.scheduler.moves_blocks
+    stage.scheduler.abort(number)
+    follower = stage.begin([*prompt, 8], 1)
+    stage.run()
+    assert stage.tier.stats.loaded == 10
+    assert stage.cached[follower] == 40
+    assert stage.pool.num_free == stage.pool.num_blocks
 
 
 @pytest.mark.parametrize(("token_ms", "loads"), [(0.3, True), (0.2, False)])
@@ -261,22 +312,23 @@ def test_no_bug_is_found_where_none_is_planted() -> None:
 def test_a_lost_write_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     """The last block that a plan should copy to the host is not copied."""
     end_step = HostTier.end_step
-    monkeypatch.setattr(HostTier, "end_step", lambda tier: (lambda moves: (moves[0][:-1], moves[1]))(end_step(tier)))
+    monkeypatch.setattr(HostTier, "end_step", lambda tier: end_step(tier)[:-1])
     assert found()
 
 
 def test_a_block_of_another_key_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     """Two blocks that are loaded change places."""
-    end_step = HostTier.end_step
+    take_orders = HostTier.take_orders
 
-    def crossed(tier: HostTier) -> Any:
-        stores, loads = end_step(tier)
-        if len(loads) > 1:
-            (a, first), (b, second) = loads[:2]
-            loads[:2] = [(b, first), (a, second)]
-        return stores, loads
+    def crossed(tier: HostTier) -> list[LoadBlocks]:
+        orders = take_orders(tier)
+        for order in orders:
+            if len(order.loads) > 1:
+                (a, first), (b, second) = order.loads[:2]
+                order.loads[:2] = [(b, first), (a, second)]
+        return orders
 
-    monkeypatch.setattr(HostTier, "end_step", crossed)
+    monkeypatch.setattr(HostTier, "take_orders", crossed)
     assert found()
 
 
@@ -300,17 +352,39 @@ def _enter(host: HostPool, block: int, key: Any) -> None:
 
 
 def test_a_block_that_is_overwritten_before_it_is_read_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A plan's host blocks are not held until it is made."""
+    """Host blocks are not held until they are loaded."""
+    begin_load, loaded = HostTier.begin_load, HostTier.loaded
 
-    def load(tier: HostTier, hosts: Sequence[int]) -> list[int]:
-        keys = [tier.host.key_of(host) for host in hosts]
-        blocks = tier._pool.allocate(len(hosts)) or []
-        for host, block, key in zip(hosts, blocks, keys, strict=True):
-            tier._pool.cache_block(block, key)
-            tier._loads.append((host, block))
-        return blocks
+    def begin(tier: HostTier, request: int, hosts: Sequence[int], prefix: Sequence[int]) -> None:
+        before = tier._last_load
+        begin_load(tier, request, hosts, prefix)
+        if tier._last_load > before:
+            tier.host.free(hosts)
 
-    monkeypatch.setattr(HostTier, "load", load)
+    def end(tier: HostTier, done: BlocksLoaded) -> list[int]:
+        tier.host.share(host for host in tier._loads[done.number].hosts if tier.host.key_of(host) is not None)
+        return loaded(tier, done)
+
+    monkeypatch.setattr(HostTier, "begin_load", begin)
+    monkeypatch.setattr(HostTier, "loaded", end)
+    assert found(range(60), host=14)
+
+
+def test_a_load_that_does_not_wait_for_the_plan_before_it_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Steps in flight still use the blocks that it fills, or copy them to the host."""
+    order = HostTier.order
+    monkeypatch.setattr(HostTier, "order", lambda tier, step: order(tier, 0))
+    assert found()
+
+
+def test_a_block_that_is_found_although_it_did_not_come_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    done = FakeOrders.done
+
+    def nothing(orders: FakeOrders) -> list[OrderDone]:
+        orders._move = lambda host, block: None
+        return done(orders)
+
+    monkeypatch.setattr(FakeOrders, "done", nothing)
     assert found()
 
 
@@ -322,13 +396,14 @@ def test_a_swapped_block_that_is_let_go_too_early_is_found(monkeypatch: pytest.M
 
 def test_a_match_that_is_a_block_too_long_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     """Blocks of the tier are taken for one place further on."""
-    load = HostTier.load
+    loaded = HostTier.loaded
 
-    def shifted(tier: HostTier, hosts: Sequence[int]) -> list[int]:
-        blocks = load(tier, hosts)
-        return [*blocks[1:], *blocks[:1]]
+    def shifted(tier: HostTier, done: BlocksLoaded) -> list[int]:
+        blocks = tier._loads[done.number].blocks
+        blocks[:] = [*blocks[1:], *blocks[:1]]
+        return loaded(tier, done)
 
-    monkeypatch.setattr(HostTier, "load", shifted)
+    monkeypatch.setattr(HostTier, "loaded", shifted)
     assert found()
 
 

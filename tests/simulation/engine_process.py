@@ -226,6 +226,7 @@ class SimulatedEngine:
             num_states=settings.num_states,
             host_memory=self._host_memory,
         )
+        fake.orders.delay = lambda: luck.randint(1, 4)
         return SimulatedExecutor(fake, self.thread, world, settings.token_s, self.effect, self.faults)
 
     def _report_pulse(self, pulse: object) -> None:

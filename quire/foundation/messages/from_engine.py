@@ -145,7 +145,8 @@ class StateLoad(Message, frozen=True):
 class TierLoad(Message, frozen=True):
     """What the prefix cache keeps on the host, and counts since the engine's start: bytes that were copied there and
     back, tokens that the device did not have and those of them that were loaded, blocks that were left out for want of
-    room, and prefixes that were computed because that was quicker."""
+    room, prefixes that were computed because that was quicker, seconds of loads, and blocks that could not be loaded.
+    """
 
     cached_blocks: int
     stored_bytes: int
@@ -154,6 +155,8 @@ class TierLoad(Message, frozen=True):
     hit_tokens: int
     left_out: int
     too_slow: int
+    load_s: float = 0.0
+    failed_loads: int = 0
 
 
 class MediaLoad(Message, frozen=True):

@@ -141,7 +141,7 @@ class Plan(Message, frozen=True, kw_only=True):
         masked: Sampled rows (ascending) that wait for their TokenBitmasks before they sample.
         swap_out: (device block, host block): contents to keep.
         copies: (from, to): device blocks, copied before a shared one is written.
-        swap_in: (host block, device block).
+        swap_in: (host block, device block), of sequences that go on.
         prompt_logprobs_rows: Rows with positions whose prompt log probabilities are wanted.
         pooled_rows: Rows of pooled sequences. None of them is sampled.
         token_types: One byte for each of `tokens`, its type; empty: all are 0.
@@ -309,9 +309,33 @@ class Profiled(Message, frozen=True):
     kernels: list[dict[str, tuple[float, int]]]
 
 
-Order = LoadAdapter | Profile
+class LoadBlocks(Message, frozen=True):
+    """Orders host blocks to the device while steps go on, which neither read nor write the device's blocks; answered by
+    BlocksLoaded.
+
+    Attributes:
+        number: Of the order, from 1.
+        after: Nothing is read or written before this step's own moves are made; 0: at once.
+        loads: (host block, device block).
+    """
+
+    number: int
+    after: int
+    loads: list[tuple[int, int]]
+
+
+class BlocksLoaded(Message, frozen=True):
+    """An order to load blocks is done, except for the device blocks `failed`, which may hold anything. `ms` is what it
+    took from when its turn came."""
+
+    number: int
+    failed: list[int] = []
+    ms: float = 0.0
+
+
+Order = LoadAdapter | LoadBlocks | Profile
 """Work beside the steps."""
-OrderDone = AdapterLoaded | Profiled
+OrderDone = AdapterLoaded | BlocksLoaded | Profiled
 """The one answer to an order."""
 
 

@@ -347,6 +347,7 @@ class LayerFactory:
             self.row_parallel(names.out, width, Outputs(spec.heads, spec.value_dim), spec.bias),
             gate,
             gated,
+            device=self.options.device.type,
         )
 
     def gated_mlp(

@@ -262,17 +262,13 @@ class BlockTable:
         return PrefixMatch(count * size, matched, missing, missing_states, state)
 
     def share_prefix(self, match: PrefixMatch) -> None:
-        """Hold the blocks of a match; those on the host are loaded in this plan. The table must be empty, and no block
-        allocated since the match was made."""
+        """Hold the blocks of a match, all of which are on the device. The table must be empty, and no block allocated
+        since the match was made."""
         assert not any(self._blocks), "only an empty table can share a prefix"
         for own, blocks in zip(self._blocks, match.blocks, strict=True):
             own += blocks
+            assert not own or min(own) >= DUMMY_BLOCK, "blocks that are not on the device"
             self._pool.share(block for block in own if block > DUMMY_BLOCK)
-        if hosts := match.host_blocks:
-            assert self._tier is not None, "blocks of a tier that is not there"
-            loaded = iter(self._tier.load(hosts))
-            for own in self._blocks:
-                own[:] = [next(loaded) if block < DUMMY_BLOCK else block for block in own]
         self._num_cached = match.num_tokens // self._pool.block_size
 
     def cache_blocks(self, hashes: Sequence[bytes], length: int) -> None:

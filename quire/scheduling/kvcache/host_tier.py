@@ -5,7 +5,11 @@ plan's copies to the host before anything else, and in the order of plans: so a 
 may find it. Host blocks that a plan reads or writes are held until it is made, since copies to the host come before
 those from there, whichever was planned first. Where the host's memory outlives the engine, blocks are copied by the
 plan after the one that fills them, so that little is lost, and their keys enter the index once that plan is known to
-be done. Knows nothing about requests or bytes.
+be done.
+
+Blocks are loaded beside the steps, by orders to the workers. Blocks of an order are held on both sides until it is
+done. Then those on the device enter the cache and are let go, and who has waited for them looks them up again. Knows
+nothing about requests but their ids, and nothing about bytes.
 """
 
 from __future__ import annotations
@@ -15,6 +19,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from quire.foundation.messages.from_engine import TierLoad
+from quire.foundation.messages.workers import BlocksLoaded, LoadBlocks
 from quire.scheduling.kvcache.block_pool import BlockKey, BlockPool
 from quire.scheduling.kvcache.host_pool import HostPool
 
@@ -32,6 +37,8 @@ class HostTierStats:
         query_tokens: Tokens of admitted requests that the device had not.
         hit_tokens: Of these: loaded.
         too_slow: Prefixes that were not loaded, since computing them was quicker.
+        load_ms: Milliseconds that loads have taken.
+        failed: Blocks that could not be loaded.
     """
 
     stored: int = 0
@@ -40,6 +47,25 @@ class HostTierStats:
     query_tokens: int = 0
     hit_tokens: int = 0
     too_slow: int = 0
+    load_ms: float = 0.0
+    failed: int = 0
+
+
+@dataclass
+class _Load:
+    """Blocks on their way to the device.
+
+    Attributes:
+        waiting: Requests that await them.
+        hosts, blocks, keys: Where they come from, where they go, and what they hold.
+        prefix: Blocks of the same prefix that are on the device already.
+    """
+
+    waiting: list[int]
+    hosts: list[int]
+    blocks: list[int]
+    keys: list[BlockKey]
+    prefix: list[int]
 
 
 class HostTier:
@@ -57,7 +83,11 @@ class HostTier:
         self.stats = HostTierStats()
         self._pool = pool
         self._stores: Moves = []
-        self._loads: Moves = []
+        self._loads: dict[int, _Load] = {}  # by the number of their order
+        self._coming: dict[BlockKey, int] = {}  # which of them brings it
+        self._last_load = 0
+        self._new_loads: list[int] = []  # not ordered yet
+        self._orders: list[LoadBlocks] = []
         self._used: list[int] = []  # host blocks that the plan in the making reads or writes
         self._filled: list[tuple[int, BlockKey]] = []  # device blocks that the plan in the making may fill
         self._whole: list[tuple[int, BlockKey]] = []  # and those that earlier plans have filled
@@ -76,7 +106,21 @@ class HostTier:
             hit_tokens=stats.hit_tokens,
             left_out=stats.left_out,
             too_slow=stats.too_slow,
+            load_s=stats.load_ms / 1e3,
+            failed_loads=stats.failed,
         )
+
+    @property
+    def num_orders(self) -> int:
+        """Number of orders that are not done yet."""
+        return len(self._loads)
+
+    @property
+    def held(self) -> tuple[list[int], list[int]]:
+        """Blocks that orders hold, on the device and on the host, for leak tests."""
+        loads = self._loads.values()
+        device = [block for load in loads for block in (*load.blocks, *load.prefix)]
+        return device, [host for load in loads for host in load.hosts]
 
     # --- lookups, as those of a BlockPool; host blocks are negative --------------------------------------------------
 
@@ -107,21 +151,6 @@ class HostTier:
         if self.host.index is not None:
             self._filled += blocks
 
-    def load(self, hosts: Sequence[int]) -> list[int]:
-        """Allocate device blocks for cached contents, which the next plan copies to them, and return them. As many must
-        be free."""
-        self.host.share(hosts)  # blocks that are evicted for them must not take their place
-        self._used += hosts
-        blocks = self._pool.allocate(len(hosts))
-        assert blocks is not None, "admission has counted its blocks"
-        for host, block in zip(hosts, blocks, strict=True):
-            key = self.host.key_of(host)
-            assert key is not None, "contents that nobody knows"
-            self._pool.cache_block(block, key)
-            self._loads.append((host, block))
-        self.stats.loaded += len(blocks)
-        return blocks
-
     def pin(self, blocks: Sequence[int]) -> tuple[list[int], set[int]]:
         """Hold a host block for the contents of each block, of which as many must be free. Returns them, and those that
         the contents are still to be copied to."""
@@ -142,16 +171,67 @@ class HostTier:
         """Let host blocks go that the plan in the making may read."""
         self._used += hosts
 
-    def end_step(self) -> tuple[Moves, Moves]:
-        """Return what the plan copies to the host and from there."""
+    def end_step(self) -> Moves:
+        """Return what the plan copies to the host."""
         if self.host.index is not None:
             self._store_whole()
-        stores, loads = self._stores, self._loads
+        stores = self._stores
         if self._used:
             self.host.free(self._used)
             self._used = []
-        self._stores, self._loads = [], []
-        return stores, loads
+        self._stores = []
+        return stores
+
+    # --- loads, beside the plans ------------------------------------------------------------------------------------
+
+    def begin_load(self, request: int, hosts: Sequence[int], prefix: Sequence[int]) -> None:
+        """Begin to load cached contents for a request, which awaits them. As many device blocks must be free beside
+        those of `prefix`, which are held meanwhile. What is on its way already is awaited."""
+        keys = [self.host.key_of(host) for host in hosts]
+        for key in keys:
+            if key in self._coming:
+                self._loads[self._coming[key]].waiting.append(request)
+                return
+        self.host.share(hosts)  # blocks that are evicted for them must not take their place
+        self._pool.share(prefix)
+        blocks = self._pool.allocate(len(hosts))
+        assert blocks is not None, "admission has counted its blocks"
+        self._last_load += 1
+        known = [key for key in keys if key is not None]
+        assert len(known) == len(hosts), "contents that nobody knows"
+        self._loads[self._last_load] = _Load([request], list(hosts), blocks, known, list(prefix))
+        self._coming.update(dict.fromkeys(known, self._last_load))
+        self._new_loads.append(self._last_load)
+
+    def order(self, step: int) -> None:
+        """Order what was begun while plans up to this step were made: their moves come before the loads."""
+        for number in self._new_loads:
+            load = self._loads[number]
+            self._orders.append(LoadBlocks(number, step, list(zip(load.hosts, load.blocks, strict=True))))
+        self._new_loads = []
+
+    def take_orders(self) -> list[LoadBlocks]:
+        """Return orders that the workers are to be given, behind the plans that were made."""
+        orders, self._orders = self._orders, []
+        return orders
+
+    def loaded(self, done: BlocksLoaded) -> list[int]:
+        """Let the blocks of an order that is done be found, and return the requests that await them. What was evicted
+        from the host meanwhile must not be found any more."""
+        load, failed = self._loads.pop(done.number), set(done.failed)
+        for host, block, key in zip(load.hosts, load.blocks, load.keys, strict=True):
+            del self._coming[key]
+            if block not in failed and self.host.key_of(host) == key:
+                self._pool.cache_block(block, key)
+        self.stats.loaded += len(load.blocks) - len(failed)
+        self.stats.failed += len(failed)
+        self.stats.load_ms += done.ms
+        self.host.free(load.hosts)
+        self._pool.free(reversed(load.blocks))
+        self._pool.free(reversed(load.prefix))
+        return load.waiting
+
+    # --- what plans have copied -------------------------------------------------------------------------------------
 
     def planned(self, stores: Moves) -> None:
         """Note what a plan copies to the host."""
