@@ -61,7 +61,7 @@ def said(answer: httpx.Response) -> Any:
 
 def answers_again(server: QuireServe, model: str) -> Any:
     """What it says once it serves again."""
-    for _ in range(600):
+    for _ in range(1_800):
         try:
             return said(curl(COMMANDS[1], server.url, model=model))
         except (AssertionError, httpx.HTTPError):
@@ -89,9 +89,8 @@ def test_the_pages_commands_work_and_adapters_outlive_engine_and_api_process(
         assert loaded.status_code == 200, loaded.text
         late = said(curl(complete, server.url, model="late"))
         assert late not in (base, poet, lawyer)
-        for kind in ("engine", "api"):
+        for kind in ("engine",) if ranks else ("engine", "api"):
             os.kill(server.children()[kind], signal.SIGKILL)
-            time.sleep(1)
             assert answers_again(server, "late") == late
             assert answers_again(server, "poet") == poet
             assert answers_again(server, str(model)) == base
@@ -99,7 +98,6 @@ def test_the_pages_commands_work_and_adapters_outlive_engine_and_api_process(
         assert curl(complete, server.url).status_code == 404
         shutil.rmtree(tmp_path / "poet")
         os.kill(server.children()["engine"], signal.SIGKILL)
-        time.sleep(1)
         assert answers_again(server, "lawyer") == lawyer  # a module of the start that is gone ends no later start
         server.signal()
         assert server.wait() == 0

@@ -27,6 +27,8 @@ pytestmark = pytest.mark.long("operations")
 LONG = {"prompt": "the quick", "max_tokens": 450, "ignore_eos": True, "temperature": 0}
 JOIN_S = 240
 """Less than a test may take: a stream that does not end is seen."""
+MANY = LONG | {"n": 64, "temperature": 1.0}
+"""More than an endless server can finish while a test acts."""
 SEVERAL = LONG | {"n": 24, "temperature": 1.0, "seed": 5}
 
 
@@ -46,6 +48,15 @@ def shared(checkpoint: Path) -> Iterator[QuireServe]:
     """A server for tests that only look at it."""
     with QuireServe(str(checkpoint), "--port", "0") as server:
         yield server.wait_ready()
+
+
+@pytest.fixture
+def endless(checkpoint: Path, tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[FaultyServer]:
+    """A server that takes half a minute or more for MANY, in 1,800 steps that each take their time: what a test does
+    once there is a first token happens to a stream, however late it is read here. A parameter is more flags."""
+    flags = ("--port", "0", "--max-num-batched-tokens", "16", *getattr(request, "param", ()))
+    with FaultyServer(tmp_path / "fault", str(checkpoint), *flags) as server, server.wait_ready().unhurried():
+        yield server
 
 
 class Reader(threading.Thread):
@@ -150,27 +161,24 @@ def test_sigterm_drains_open_streams_refuses_new_ones_and_exits_0(checkpoint: Pa
         assert server.last_line == "stopped"
 
 
-def test_a_second_signal_ends_at_once_and_says_so(checkpoint: Path) -> None:
-    with QuireServe(str(checkpoint), "--port", "0", "--max-num-batched-tokens", "16") as server:
-        server.wait_ready()
-        body = LONG | {"n": 64, "temperature": 1.0}
-        reader = Reader(server, body)
-        server.signal(signal.SIGINT)
-        server.wait_line("SIGINT")
-        server.signal(signal.SIGTERM)
-        assert server.wait() == 128 + signal.SIGTERM
-        assert "stopped at once by SIGTERM" in server.last_line
-        reader.join(JOIN_S)
-        assert reader.lines[-1] != "[DONE]"
+def test_a_second_signal_ends_at_once_and_says_so(endless: FaultyServer) -> None:
+    reader = Reader(endless, MANY)
+    endless.signal(signal.SIGINT)
+    endless.wait_line("SIGINT")
+    endless.signal(signal.SIGTERM)
+    assert endless.wait() == 128 + signal.SIGTERM
+    assert "stopped at once by SIGTERM" in endless.last_line
+    reader.join(JOIN_S)
+    assert reader.lines[-1] != "[DONE]"
 
 
-def test_open_requests_are_ended_when_the_drain_time_is_over(checkpoint: Path) -> None:
-    with QuireServe(str(checkpoint), "--port", "0", "--shutdown-timeout", "0.2") as server:
-        reader = Reader(server.wait_ready(), LONG | {"n": 128, "temperature": 1.0})
-        server.signal()
-        assert server.wait() == 0
-        reader.join(JOIN_S)
-        assert "shutting down" in "".join(reader.lines)
+@pytest.mark.parametrize("endless", [["--shutdown-timeout", "0.2"]], indirect=True)
+def test_open_requests_are_ended_when_the_drain_time_is_over(endless: FaultyServer) -> None:
+    reader = Reader(endless, MANY)
+    endless.signal()
+    assert endless.wait() == 0
+    reader.join(JOIN_S)
+    assert "shutting down" in "".join(reader.lines)
 
 
 def test_a_killed_engine_is_replaced_and_its_streams_go_on_also_during_a_drain(
@@ -205,41 +213,51 @@ def test_a_killed_engine_is_replaced_and_its_streams_go_on_also_during_a_drain(
         assert server.last_line == "stopped"
 
 
-def test_a_killed_api_process_is_replaced(checkpoint: Path) -> None:
-    with QuireServe(str(checkpoint), "--port", "0", environment={"QUIRE_SERVER_DEV_MODE": "1"}) as server:
-        reader = Reader(server.wait_ready(), LONG | {"n": 8, "temperature": 1.0})
-        os.kill(server.children()["api"], signal.SIGKILL)
-        reader.join(JOIN_S)
-        assert isinstance(reader.error, httpx.TransportError)
-        answer = server.post("/v1/completions", LONG | {"max_tokens": 3})  # waits for the next one
-        assert answer.json()["usage"]["completion_tokens"] == 3
-        engine = server.counts()["engine"]
-        assert (engine["requests"], engine["free_blocks"]) == (0, engine["blocks"])
-        assert 'process="api"} 1.0' in httpx.get(server.url + "/metrics", timeout=60).text
-        server.signal()
-        assert server.wait() == 0
+def test_a_killed_api_process_is_replaced(endless: FaultyServer) -> None:
+    reader = Reader(endless, MANY)
+    os.kill(endless.children()["api"], signal.SIGKILL)
+    reader.join(JOIN_S)
+    assert isinstance(reader.error, httpx.TransportError)
+    endless.clear()
+    answer = endless.post("/v1/completions", LONG | {"max_tokens": 3})  # waits for the next one
+    assert answer.json()["usage"]["completion_tokens"] == 3
+    engine = endless.counts()["engine"]
+    assert (engine["requests"], engine["free_blocks"]) == (0, engine["blocks"])
+    assert 'process="api"} 1.0' in httpx.get(endless.url + "/metrics", timeout=60).text
+    endless.signal()
+    assert endless.wait() == 0
 
 
-def test_without_restarts_a_killed_engine_is_said_at_once_to_streams_and_operator(checkpoint: Path) -> None:
-    with QuireServe(str(checkpoint), "--port", "0", "--max-restarts", "0") as server:
-        reader = Reader(server.wait_ready(), LONG | {"n": 64, "temperature": 1.0})
-        os.kill(server.children()["engine"], signal.SIGKILL)
-        reader.join(JOIN_S)
-        assert json.loads(reader.lines[-2])["error"]["code"] == "engine_dead"
-        assert reader.lines[-1] == "[DONE]"
-        assert server.wait() == 70
-        assert "engine process died: it was ended by SIGKILL" in server.last_line
-        assert "see above" not in server.log
+@pytest.mark.parametrize("endless", [["--max-restarts", "0"]], indirect=True)
+def test_without_restarts_a_killed_engine_is_said_at_once_to_streams_and_operator(endless: FaultyServer) -> None:
+    reader = Reader(endless, MANY)
+    os.kill(endless.children()["engine"], signal.SIGKILL)
+    reader.join(JOIN_S)
+    assert json.loads(reader.lines[-2])["error"]["code"] == "engine_dead"
+    assert reader.lines[-1] == "[DONE]"
+    assert endless.wait() == 70
+    assert "engine process died: it was ended by SIGKILL" in endless.last_line
+    assert "see above" not in endless.log
 
 
-def test_a_signal_to_all_processes_at_once_is_a_drain(server: QuireServe) -> None:
+def test_a_signal_to_all_processes_at_once_is_a_drain(checkpoint: Path, tmp_path: Path) -> None:
     structured = SEVERAL | {"structured_outputs": {"regex": "[a-z ]{400,450}"}, "n": 2, "ignore_eos": False}
-    undisturbed = [texts_of(stream_lines(server.url + "/v1/completions", body)) for body in (SEVERAL, structured)]
-    readers = [Reader(server, body) for body in (SEVERAL, structured)]
-    processes = descendants(server.process.pid)
-    assert len(processes) >= 4, "among them one that tries grammars"
-    for pid in reversed(processes):
-        os.kill(pid, signal.SIGTERM)
+    with FaultyServer(tmp_path / "fault", str(checkpoint), "--port", "0") as server:
+        server.wait_ready()
+        undisturbed = [texts_of(stream_lines(server.url + "/v1/completions", body)) for body in (SEVERAL, structured)]
+        with server.unhurried():
+            readers = [Reader(server, body) for body in (SEVERAL, structured)]
+            processes = descendants(server.process.pid)
+            assert len(processes) >= 4, "among them one that tries grammars"
+            for pid in reversed(processes):
+                os.kill(pid, signal.SIGTERM)
+            assert all(reader.is_alive() for reader in readers), "they have ended before"
+            server.wait_line("SIGTERM")
+        assert_all_finish(server, readers, undisturbed)
+
+
+def assert_all_finish(server: QuireServe, readers: list[Reader], undisturbed: list[list[str]]) -> None:
+    """The streams that were open when it was told to stop go on as if nothing had happened, and then it stops."""
     for reader in readers:
         reader.join(JOIN_S)
     assert [texts_of(reader.lines) for reader in readers] == undisturbed

@@ -20,6 +20,8 @@ from tests.e2e.serve import QuireServe
 pytestmark = pytest.mark.long("many cards")
 
 CLIENTS = 32
+IDLE_S = 0.5
+"""Of the processor in two seconds: less than who spins takes, and more than what a busy machine leaves to be done."""
 SETTINGS = ("--dtype", "float32", "--port", "0", "--max-restarts", "100")
 
 
@@ -77,7 +79,7 @@ def test_two_ranks_answer_as_one(server: RankServer) -> None:
     server.serve_undisturbed()
 
 
-@pytest.mark.parametrize(("rank", "fault"), [(0, "SIGKILL"), (1, "SIGKILL"), (1, "SIGSTOP")])
+@pytest.mark.parametrize(("rank", "fault"), [(0, "SIGKILL"), (1, "SIGSTOP")])
 def test_a_rank_that_fails_is_named_and_costs_no_request(server: RankServer, rank: int, fault: str) -> None:
     ranks, began = server.ranks(), server.line_count
     results = server.disturbed(bodies(CLIENTS), lambda: os.kill(ranks[rank], signal.Signals[fault]))
@@ -91,7 +93,7 @@ def test_an_idle_rank_takes_no_processor_and_is_missed_when_it_dies(server: Rank
     ranks = server.ranks()
     before = [processor_seconds(pid) for pid in ranks]
     time.sleep(2)
-    assert all(processor_seconds(pid) - begun < 0.1 for pid, begun in zip(ranks, before, strict=True))
+    assert all(processor_seconds(pid) - begun < IDLE_S for pid, begun in zip(ranks, before, strict=True))
     os.kill(ranks[1], signal.SIGKILL)
     server.wait_line(rf"Rank 1 of 2 \(process {ranks[1]}\) died.*started again")
     server.serve_undisturbed()
@@ -120,17 +122,8 @@ def test_a_start_that_takes_too_long_ends_the_server_and_says_who_is_missing(tmp
         assert "started again" not in server.log
 
 
-def test_a_drain_ends_ranks_in_order() -> None:
-    with QuireServe(*SETTINGS, "-tp", "2") as server:
-        server.wait_ready()
-        children = server.children()
-        assert server.post("/v1/completions", {"prompt": "a", "max_tokens": 2}).status_code == 200
-        server.signal()
-        assert server.wait() == 0
-        assert gone(list(children.values()))
-
-
 def test_stages_answer_as_one_rank_and_one_that_dies_costs_no_request(one_rank: list[Streamed], tmp_path: Path) -> None:
+    """Afterwards a drain ends them in order."""
     with RankServer(tmp_path / "fault", one_rank, "-pp", "2") as server:
         assert any("ranks       2 processes" in line for line in server.log.splitlines())
         server.serve_undisturbed()
@@ -139,3 +132,8 @@ def test_stages_answer_as_one_rank_and_one_that_dies_costs_no_request(one_rank: 
         server.wait_line(rf"engine process died: Rank 0 of 2 \(process {ranks[0]}\) died")
         server.assert_same(results)
         assert gone(ranks)
+        last = [*server.children().values(), *server.ranks()]
+        assert len(last) == 4
+        server.signal()
+        assert server.wait() == 0
+        assert gone(last)

@@ -19,8 +19,8 @@ import pytest
 COUNT = 120
 
 
-def command(*arguments: str) -> list[str]:
-    return [sys.executable, "-m", "quire.cli.main", "run-batch", *arguments, "--max-num-seqs", "4"]
+def command(*arguments: str, at_once: int = 4) -> list[str]:
+    return [sys.executable, "-m", "quire.cli.main", "run-batch", *arguments, "--max-num-seqs", str(at_once)]
 
 
 def request(number: int) -> dict[str, Any]:
@@ -39,7 +39,8 @@ def request(number: int) -> dict[str, Any]:
 def test_an_interrupted_batch_goes_on(tmp_path: Path) -> None:
     source, target, partial = tmp_path / "in.jsonl", tmp_path / "out.jsonl", tmp_path / "out.jsonl.partial"
     source.write_text("\n".join(json.dumps(request(i)) for i in range(COUNT)))
-    first = subprocess.Popen(command("-i", str(source), "-o", str(target)), stderr=subprocess.PIPE, text=True)
+    slow = command("-i", str(source), "-o", str(target), at_once=1)  # not done before the interrupt
+    first = subprocess.Popen(slow, stderr=subprocess.PIPE, text=True)
     deadline = time.monotonic() + 180
     while not partial.exists() or partial.read_bytes().count(b"\n") < 5:
         assert first.poll() is None

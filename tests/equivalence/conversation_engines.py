@@ -201,11 +201,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Hold conversations on all kinds of engines; 1 if prompts share less than nine tenths of what is cached."""
     parser = argparse.ArgumentParser(prog="python -m tests.equivalence.conversation_engines", description=__doc__)
     parser.add_argument("--scripts", type=int, default=1000)
+    parser.add_argument("--first", type=int, default=0, help="the seed of the first one")
     options = parser.parse_args(arguments)
     total = Hits()
     with tempfile.TemporaryDirectory() as directory:
         for number, kind in enumerate(KINDS):
-            seeds = range(number, options.scripts, len(KINDS))
+            seeds = range(options.first + number, options.first + options.scripts, len(KINDS))
             with counted_hits() as hits, held(Path(directory), kind) as engines:
                 for seed in seeds:
                     engines.run(seed)

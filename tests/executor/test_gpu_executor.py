@@ -7,7 +7,6 @@ import gc
 import hashlib
 import sys
 import threading
-import time
 import weakref
 from collections.abc import Iterator
 from functools import partial
@@ -108,15 +107,14 @@ def test_no_step_waits_for_host_memory_that_is_not_pinned_yet(tiny: Path, monkey
 
 
 def test_a_close_while_memory_is_pinned_does_not_hang(tiny: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The pause between two parts is long: it is cut short, and nothing is pinned afterwards."""
     pinner = Pinner(most=10**6)
     use_gpu_transfer(monkeypatch, pinner.pin, pinner.unpin)
-    monkeypatch.setattr(kv_transfer, "PinnedHostPool", partial(PinnedHostPool, part_bytes=1))
+    monkeypatch.setattr(kv_transfer, "PinnedHostPool", partial(PinnedHostPool, part_bytes=1, pause_s=10 * LONG))
     executor = GpuExecutor(config_for(tiny, swap_space=0.1), SystemClock())
     assert executor.start().num_host_blocks > 1_000
-    began = time.monotonic()
     executor.close()
-    assert time.monotonic() - began < LONG / 2
-    assert len(pinner.threads) < 1_000, "the rest is not pinned"
+    assert len(pinner.threads) <= 1, "the rest is not pinned"
     assert pinner.open == 0
 
 

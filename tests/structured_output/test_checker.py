@@ -124,7 +124,7 @@ def test_an_explosive_constraint_is_given_up_in_time_and_others_pass_meanwhile(
     assert checker.check(StructuredOutputsParams(json={"type": "string", "maxLength": len(str(asked))}))
     assert thread.is_alive(), "the sound one passed while the other was tried"
     thread.join()
-    assert time.monotonic() - began < 20  # 2 s on an idle machine; as long as nobody ends it, minutes
+    assert time.monotonic() - began < 60  # 2 s on an idle machine; as long as nobody ends it, minutes
     assert "make it smaller" in str(refused[0])
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from quire.models.audio.hearing_spec import HEARS
 from quire.models.families import (
     bert,
     bloom,
@@ -104,6 +105,7 @@ NATIVE: dict[str, Family] = FAMILIES | POOLED | SPEECH | HEADS
 """All architectures that Quire's own layers compute."""
 
 WRAPPERS = (
+    *HEARS,
     "AyaVisionForConditionalGeneration",
     "Cohere2VisionForConditionalGeneration",
     "Exaone4_5_ForConditionalGeneration",
@@ -136,8 +138,9 @@ WRAPPERS = (
     "VideoLlavaForConditionalGeneration",
     "VipLlavaForConditionalGeneration",
 )
-"""Architectures that also read images; `text_config` describes their text model. Some towers are in `models/vision`."""
-FLAT = {name: "Qwen2ForCausalLM" for name in WRAPPERS if name.startswith("Qwen2")}
+"""Architectures that also read images or sounds; `text_config` describes their text model. Some towers are in
+`models/vision`."""
+FLAT = dict.fromkeys(("Qwen2VLForConditionalGeneration", "Qwen2_5_VLForConditionalGeneration"), "Qwen2ForCausalLM")
 """Text models of architectures that older files describe without a `text_config`."""
 
 

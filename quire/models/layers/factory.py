@@ -343,6 +343,7 @@ class LayerFactory:
             self.row_parallel(names.out, width, Outputs(spec.heads, spec.value_dim), spec.bias),
             gate,
             gated,
+            device=self.options.device.type,
         )
 
     def gated_mlp(self, gate_up: Projection, down: Callable[[Tensor], Delta], width: int, activation: str) -> MLP:

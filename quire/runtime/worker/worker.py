@@ -22,6 +22,7 @@ from quire.compute.mesh import Mesh
 from quire.errors import MemoryBudgetError
 from quire.foundation.clock import Clock
 from quire.foundation.config import Config
+from quire.foundation.messages.to_engine import MediumKind
 from quire.foundation.messages.workers import (
     DeviceLimits,
     LoadAdapter,
@@ -35,16 +36,18 @@ from quire.foundation.messages.workers import (
 )
 from quire.models.audio.audio_spec import SpeechSpec
 from quire.models.audio.encoder import UNBIASED, SpeechEncoder
+from quire.models.audio.hearing_spec import HearingSpec
 from quire.models.layers.factory import LayerFactory
 from quire.models.lora.loader import DeviceAdapterLoader
 from quire.models.lora.updates import AdapterMemory
 from quire.models.model import Stage, build_model
 from quire.models.rank_spec import rank_share
 from quire.models.spec import ModelSpec, spec_of
-from quire.models.vision.towers import build_tower, check_tower
+from quire.models.vision.tower import Tower
+from quire.models.vision.towers import build_tower, check_tower, kinds_of
 from quire.models.vision.vision_spec import VisionSpec
 from quire.models.weights.tensor_options import PackedAtStart
-from quire.planning.draft_model import draft_model_bytes
+from quire.planning.draft_model import draft_bytes
 from quire.planning.images import largest_size
 from quire.planning.kv_cache_plan import MeasuredMemory, NumBlocks, plan_kv_cache
 from quire.runtime.worker.block_orders import BlockOrders
@@ -248,7 +251,7 @@ class Worker:
         with gpu_memory.room_for("what all sequences hold", "lower --max-num-seqs, or give a smaller model"):
             slots = self._parts.slot_table(share)
         read = states if loan is None else loan.states
-        media = self._load_tower(share.vision) if share.vision is not None and share.has_tower else None
+        media = self._load_towers(share.towers) if share.towers and share.has_tower else None
         speech = None if spec.speech is None else self._load_speech(spec, spec.speech)
         return LoadedModel(share, model, slots, kernels_known, gemm_warmup, updates, read, media, speech)
 
@@ -269,7 +272,8 @@ class Worker:
                 with torch.inference_mode():
                     loaded.media.warm_up(largest_size(self._config, loaded.spec, loaded.spec.vision))
             left = gpu_memory.bytes_left(self._device, self._config.cache.memory_share)
-            return MeasuredMemory(left - draft_model_bytes(self._config))
+            drafts = draft_bytes(self._config)
+            return MeasuredMemory(left - drafts.weights - drafts.activations)
 
     def allocate(self, loaded: LoadedModel, blocks: NumBlocks) -> None:
         """Allocate the KV cache, the host pool and the buffers of steps."""
@@ -370,13 +374,16 @@ class Worker:
         if self._precompiler is not None:
             self._precompiler.close()
 
-    def _load_tower(self, vision: VisionSpec) -> MediaEncoder:
+    def _load_towers(self, specs: Sequence[VisionSpec | HearingSpec]) -> MediaEncoder:
+        towers = dict[MediumKind, Tower]()
         with self._stage("tower"):
-            factory = LayerFactory(replace(self._parts.options, packed_weights=PackedAtStart()))
-            tower = build_tower(vision, factory)
-            load_tower(self._config, vision, factory)
-            check_tower(vision, tower)
-            return MediaEncoder(tower, self._device)
+            for spec in specs:
+                factory = LayerFactory(replace(self._parts.options, packed_weights=PackedAtStart()))
+                tower = build_tower(spec, factory)
+                load_tower(self._config, spec, factory)
+                check_tower(spec, tower)
+                towers |= dict.fromkeys(kinds_of(spec), tower)
+            return MediaEncoder(towers, self._device)
 
     def _load_speech(self, spec: ModelSpec, speech: SpeechSpec) -> SpeechEncoder:
         with self._stage("encoder"):

@@ -20,7 +20,7 @@ POISON = 1_717
 """A prompt with this token ends the engine by SIGABRT, wherever `always poison` stands in the file."""
 SLOW_STEP_S = 2.5
 """Less than any step is given before the engine counts as stuck."""
-UNHURRIED_STEP_S = 0.02
+UNHURRIED_STEP_S = 0.05
 """Of each step, as long as `always unhurried` stands in the file."""
 
 

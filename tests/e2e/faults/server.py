@@ -26,6 +26,11 @@ class FaultyServer(QuireServe):
         own = {FAULT_FILE: str(fault_file), **(environment or {})}
         super().__init__(*arguments, environment=own, command=("tests.e2e.faults.serve",))
 
+    def wait_ready(self) -> FaultyServer:
+        """Until it says its address."""
+        super().wait_ready()
+        return self
+
     def plant(self, fault: str) -> None:
         """The engine fails so at its next step."""
         written = self._fault_file.with_suffix(".new")

@@ -98,7 +98,6 @@ def nodes(tiny: Path, tmp_path: Path, request: pytest.FixtureRequest) -> Iterato
     "nodes",
     [
         (1, 2, 2),
-        pytest.param((1, 3, 3), marks=pytest.mark.long("many cards")),
         pytest.param((2, 2, 2), marks=pytest.mark.long("many cards")),
     ],
     indirect=True,
@@ -222,8 +221,6 @@ def test_what_a_start_on_another_node_raises_is_raised(tiny: Path, tmp_path: Pat
 @pytest.mark.long("many cards")
 def test_a_node_whose_head_is_gone_ends_in_bounded_time(tiny: Path) -> None:
     flags = ("--model", str(tiny), "--skip-tokenizer-init", "-pp", "2", "--nnodes", "2")
-    began = time.monotonic()
     with Follower(1, free_port(), *flags, "--distributed-timeout-seconds", "1") as follower:
         assert follower.wait(120) == EXIT_CRASHED
         assert re.search(r"The head at 127\.0\.0\.1:\d+ was not reached for 1 s: .*refused", follower.last_line)
-    assert time.monotonic() - began < 120
