@@ -410,6 +410,7 @@ class MlpSpec:
         bias: Whether the projections have biases.
         down_bias: Whether `down` has a bias even if the others have none.
         factors: Factors of what the gate's activation takes and of ups; empty: 1 each.
+        limit: The activated gate is at most this, and ups between this and its negative; None: there is no limit.
         sparsity: The share of gates that are 0, if these are normally distributed. What becomes 0 depends on all gates
             of a token, so that ranks do not divide a sparse MLP.
     """
@@ -421,6 +422,7 @@ class MlpSpec:
     bias: bool = False
     down_bias: bool = False
     factors: tuple[float, ...] = ()
+    limit: float | None = None
     sparsity: float = 0.0
 
     def weights(self) -> Weights:

@@ -113,6 +113,11 @@ class GatedDeltaSpec(Stateful):
     factor: float = 1.0
 
     @property
+    def on_a_gpu(self) -> bool:
+        """Whether GPUs have kernels for the layer: they know no factor of β."""
+        return self.factor == 1.0
+
+    @property
     def heads(self) -> int:
         """Number of heads of values."""
         return self.values
@@ -178,6 +183,11 @@ class KimiDeltaSpec(GatedDeltaSpec):
 
     bound: float | None = None
     by_latents: bool = True
+
+    @property
+    def on_a_gpu(self) -> bool:
+        """Whether GPUs have kernels for the layer: they know no factor of β, and no bound."""
+        return super().on_a_gpu and self.bound is None
 
     @property
     def gates(self) -> tuple[int, int, int]:

@@ -32,6 +32,7 @@ from quire.models.quantization.formats import Format, GgufFormat, Quantization
 from quire.models.quantization.held_bytes import HeldWeights, expected_weights, held_in
 from quire.models.quantization.parsers import read_quantization
 from quire.models.rope_spec import RopeSpec
+from quire.models.stateful_spec import Stateful
 from quire.models.text_head_spec import TextHead, read_labels, read_problem
 from quire.models.vision.module_spec import ModuleVisionSpec
 from quire.models.vision.modules import warn_once
@@ -144,6 +145,11 @@ class ModelSpec:
     def state_layers(self) -> tuple[int, ...]:
         """The numbers of the layers that keep a state of each sequence."""
         return tuple(number for number, layer in enumerate(self.layers) if layer.mixer.state_form())
+
+    @property
+    def on_cpus_alone(self) -> bool:
+        """Whether GPUs lack the kernels of a layer that keeps states."""
+        return any(isinstance(layer.mixer, Stateful) and not layer.mixer.on_a_gpu for layer in self.layers)
 
     def state_bytes(self, dtype: str) -> int:
         """Return the bytes of one sequence's state, in all layers. `dtype` is config.json's name of the model's."""
