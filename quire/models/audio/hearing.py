@@ -9,7 +9,6 @@ from pathlib import Path
 from quire.errors import CheckpointError
 from quire.models.audio.hearing_spec import HEARS, HearingSpec
 from quire.models.config_file import ConfigFile
-from quire.models.fallback.spec import describe_hearing
 
 _log = logging.getLogger(__name__)
 
@@ -19,6 +18,8 @@ def read_hearing(directory: Path) -> HearingSpec | None:
     names = ConfigFile(directory / "config.json").get("architectures", [])
     if not isinstance(names, list) or not any(name in HEARS for name in names):
         return None
+    from quire.models.fallback.spec import describe_hearing  # with all families, which other servers do without
+
     try:
         return describe_hearing(directory)
     except CheckpointError as error:
