@@ -37,7 +37,7 @@ from quire.foundation.messages.to_engine import (
     Control,
     ToEngine,
 )
-from quire.foundation.messages.workers import AdapterLoaded, BlocksLoaded, DeviceLimits, MaskedDrafts
+from quire.foundation.messages.workers import AdapterLoaded, DeviceLimits, MaskedDrafts
 from quire.foundation.processes.launch import Pulse
 from quire.runtime.executor.executor import Executor
 from quire.scheduling.scheduler.request import Request
@@ -135,8 +135,7 @@ class EngineCore:
     def _take_orders(self) -> None:
         done = self._executor.orders.done()
         for order in done:
-            if isinstance(order, BlocksLoaded):
-                self._scheduler.loaded(order)
+            self._scheduler.moved(order)
         if self._adapter_slots is not None:
             assert self._commands.adapters is not None
             loaded = [each for each in done if isinstance(each, AdapterLoaded)]

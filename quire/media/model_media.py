@@ -11,7 +11,12 @@ from quire.foundation.config import Config
 from quire.foundation.messages.to_engine import MediaSpan, Medium, MediumKind
 from quire.media.model_images import ImageSettings, ModelImages, load_model_images
 from quire.media.model_sounds import ModelSounds, load_model_sounds
+from quire.media.model_videos import ModelVideos, load_model_videos
 from quire.media.placement import NAMES, Marks, placed
+from quire.models.vision.vision_spec import SAMPLING
+
+ReadKind = ModelImages | ModelSounds | ModelVideos
+"""What a model makes of a kind of media."""
 
 
 @dataclass(frozen=True)
@@ -21,15 +26,18 @@ class ModelMedia:
     Attributes:
         images: What it makes of images; None: it sees none.
         sounds: What it makes of sounds; None: it hears none.
+        videos: What it makes of videos; None: it sees none.
     """
 
     images: ModelImages | None = None
     sounds: ModelSounds | None = None
+    videos: ModelVideos | None = None
 
     @property
-    def by_kind(self) -> Mapping[MediumKind, ModelImages | ModelSounds]:
+    def by_kind(self) -> Mapping[MediumKind, ReadKind]:
         """What the model makes of each kind that it reads."""
-        kinds: dict[MediumKind, ModelImages | ModelSounds | None] = {"image": self.images, "audio": self.sounds}
+        kinds: dict[MediumKind, ReadKind | None]
+        kinds = {"image": self.images, "audio": self.sounds, "video": self.videos}
         return {kind: each for kind, each in kinds.items() if each is not None}
 
     @property
@@ -37,13 +45,13 @@ class ModelMedia:
         """How prompts show the kinds that the model reads."""
         return {kind: each.marks for kind, each in self.by_kind.items()}
 
-    def of_kind(self, kind: str) -> ModelImages | ModelSounds:
+    def of_kind(self, kind: str) -> ReadKind:
         """Return what the model makes of a kind. Raises RequestError if it does not read it."""
         found = self.by_kind.get(kind)  # type: ignore[call-overload]
         if found is None:
             read = " and ".join(("text", *(NAMES[each] for each in self.by_kind)))
             raise RequestError(f"This model reads {read} alone: leave {NAMES.get(kind, kind)} out.")
-        served: ModelImages | ModelSounds = found
+        served: ReadKind = found
         return served
 
     def with_settings(self, settings: ImageSettings) -> ModelMedia:
@@ -52,7 +60,13 @@ class ModelMedia:
             if settings.processor:
                 raise RequestError("mm_processor_kwargs: this model sees no images.", param="mm_processor_kwargs")
             return self
-        return replace(self, images=self.images.with_settings(settings))
+        own = {name: value for name, value in settings.processor.items() if name not in SAMPLING}
+        images = self.images.with_settings(settings._replace(processor=own))
+        if self.videos is None:
+            if len(own) < len(settings.processor):
+                raise RequestError("mm_processor_kwargs: this model sees no videos.", param="mm_processor_kwargs")
+            return replace(self, images=images)
+        return replace(self, images=images, videos=self.videos.with_settings(settings.processor))
 
     def check_counts(self, kinds: Sequence[str], longest: int | None = None) -> None:
         """Raise a RequestError for media of a kind that is not read, and for more than are allowed, or fit into
@@ -81,7 +95,7 @@ class ModelMedia:
         own = self.of_kind(kind)
         if isinstance(value, bytes):
             return own.of_file(value)
-        return own.of_picture(value) if isinstance(own, ModelImages) else own.of_samples(value)
+        return own.of_samples(value) if isinstance(own, ModelSounds) else own.of_picture(value)
 
 
 def load_model_media(config: Config) -> ModelMedia:
@@ -91,4 +105,6 @@ def load_model_media(config: Config) -> ModelMedia:
         ConfigError: A package is missing, or --mm-processor-kwargs has something that is not served.
         CheckpointError: The settings of the checkpoint's processor are not served.
     """
-    return ModelMedia(load_model_images(config), load_model_sounds(config))
+    images = load_model_images(config)
+    videos = None if images is None else load_model_videos(config, images.spec)
+    return ModelMedia(images, load_model_sounds(config), videos)

@@ -108,10 +108,11 @@ class LocalMedia:
 
 
 def _several(kind: str, given: Any) -> Sequence[Any]:
-    """Return the media of a kind that a prompt gives: a pair of samples and their rate is one sound."""
+    """Return the media of a kind that a prompt gives: a pair of samples and their rate is one sound, one of frames
+    and their rate one video."""
     if given is None:
         return ()
-    return given if isinstance(given, list) or (isinstance(given, tuple) and kind != "audio") else (given,)
+    return given if isinstance(given, list) or (isinstance(given, tuple) and kind == "image") else (given,)
 
 
 def without_media(

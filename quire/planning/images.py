@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 from dataclasses import replace
 
 from quire.errors import ConfigError
@@ -9,7 +10,7 @@ from quire.foundation.config import Config
 from quire.models.audio.hearing_spec import HearingSpec
 from quire.models.spec import DTYPE_BYTES, ModelSpec
 from quire.models.vision.module_spec import ModuleVisionSpec
-from quire.models.vision.vision_spec import ClipSpec, QwenVisionSpec, VisionSpec
+from quire.models.vision.vision_spec import MAX_VIDEO_TOKENS, ClipSpec, QwenVisionSpec, VisionSpec
 from quire.planning.footprint import format_bytes
 
 TOGETHER = 4
@@ -22,18 +23,28 @@ def kept_vectors(config: Config, spec: ModelSpec) -> int:
     if not spec.towers:
         return 0
     largest = max(largest_image(config, spec, tower) for tower in spec.towers)
+    if _sees_videos(config, spec):
+        largest = max(largest, min(MAX_VIDEO_TOKENS, _longest(config, spec)))
     return max(config.scheduler.max_num_batched_tokens or 0, largest)
 
 
 def largest_image(config: Config, spec: ModelSpec, vision: VisionSpec | HearingSpec) -> int:
     """Return the most tokens that an image or a sound may have: as many as a sequence at most. Raises ConfigError if
     --mm-processor-kwargs makes no sense."""
-    asked = config.model.max_model_len
-    longest = asked if isinstance(asked, int) and asked > 0 else spec.max_model_len
     try:
-        return min(vision.most_tokens(config.media.mm_processor_kwargs), longest)
+        return min(vision.most_tokens(config.media.mm_processor_kwargs), _longest(config, spec))
     except ValueError as error:
         raise ConfigError(f"--mm-processor-kwargs: {error}.", param="mm_processor_kwargs") from None
+
+
+def _longest(config: Config, spec: ModelSpec) -> int:
+    asked = config.model.max_model_len
+    return asked if isinstance(asked, int) and asked > 0 else spec.max_model_len
+
+
+def _sees_videos(config: Config, spec: ModelSpec) -> bool:
+    has_token = isinstance(spec.vision, QwenVisionSpec) and spec.vision.video_token is not None
+    return has_token and config.media.most_of("video") != 0 and importlib.util.find_spec("av") is not None
 
 
 def largest_size(config: Config, spec: ModelSpec, vision: VisionSpec) -> tuple[int, int]:

@@ -13,13 +13,16 @@ from typing import Any
 import httpx
 import uvicorn
 
-from quire.engine.build import ModelRuntimeInfo
+from quire.engine.build import ModelRuntimeInfo, build_model_runtime_info
 from quire.engine.client import EngineClient
 from quire.engine.inprocess import InProcessClient
 from quire.engine.thinking_budgets import bitmask_source
 from quire.errors import UnavailableError
+from quire.foundation.clock import SystemClock
 from quire.foundation.config import Config
 from quire.foundation.messages.from_engine import NO_POOLING, PoolingInfo
+from quire.planning.auto_config import resolve
+from quire.runtime.executor.factory import build_executor
 from quire.serving.api.http_server import BoundedHttpProtocol
 from quire.serving.api.request_traces import RequestTraces
 from quire.serving.api.schemas.model_change import ModelChange
@@ -229,6 +232,23 @@ def running(directory: Path, *, client: Callable[[], EngineClient] | None = None
         if name in options
     }
     with Server(resolved(directory, **options), client, **of_server) as server:
+        yield server.wait_ready()
+
+
+@contextlib.contextmanager
+def serving(model: Path, **settings: Any) -> Iterator[Server]:
+    """A model that is served as `tiny` in fp32 by the real executor, in this process."""
+    asked = {"dtype": "float32", "served_model_name": ("tiny",), "disable_log_stats": True, **settings}
+    found = resolve(
+        Config().with_values(**asked, model=str(model), responses_store_path=str(model.parent / "store.sqlite"))
+    )
+    config, clock, info = found.config, SystemClock(), build_model_runtime_info(found.config, found.spec)
+    masker = bitmask_source(config, found.spec.vocab_size)
+
+    def client() -> InProcessClient:
+        return InProcessClient(config, build_executor(config, clock), clock, info, masker)
+
+    with Server(config, client, vocab_size=found.spec.vocab_size) as server:
         yield server.wait_ready()
 
 

@@ -13,9 +13,8 @@ import openai
 import pytest
 import torch
 
-from tests.api.server import Server, running
+from tests.api.server import Server, running, serving
 from tests.audio.checkpoints import END, IDS, RATE, SECONDS, TIMESTAMP, file_of, make_whisper, sound
-from tests.audio.serving import serve
 
 SHORT, LONG = sound(SECONDS * 0.7, seed=1), sound(SECONDS * 2.6, seed=2)
 
@@ -27,7 +26,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def server(model: Path) -> Iterator[Server]:
-    with serve(model, block_size=8, max_num_seqs=4) as server:
+    with serving(model, block_size=8, max_num_seqs=4) as server:
         yield server
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import json
 import random
 import time
@@ -132,21 +133,16 @@ def test_wrong_requests_get_their_answer_and_disturb_nobody(server: QuireServe, 
     body = GREEDY | {"prompt": "the quick brown", "max_tokens": 400}
     undisturbed = text_of(list(stream_lines(server.url + "/v1/completions", body)))
     failures: list[str] = []
-    seen: list[str] = []
     with (
         httpx.Client(timeout=60) as other,
         httpx.stream("POST", server.url + "/v1/completions", json=body | {"stream": True}, timeout=60) as healthy,
     ):
-        lines, wrong = [], iter(WRONG_REQUESTS)
-        for line in healthy.iter_lines():
-            if not line.startswith("data: "):
-                continue
-            lines.append(line[6:])
-            request: WrongRequest | None = next(wrong, None)
-            if request is not None:
-                failures += check(server, other, request)
-                seen.append(request.name)
-    assert len(seen) >= 40, "the stream ended before the wrong requests were through"
+        events = (line[6:] for line in healthy.iter_lines() if line.startswith("data: "))
+        lines = [next(events)]
+        for request in WRONG_REQUESTS:
+            failures += check(server, other, request)
+            lines += itertools.islice(events, 1)
+        lines += events
     assert failures == []
     assert text_of(lines) == undisturbed
     assert_all_free(server, idle_tasks)

@@ -13,16 +13,9 @@ import openai
 import PIL.Image
 import pytest
 
-from quire.engine.build import build_model_runtime_info
-from quire.engine.inprocess import InProcessClient
-from quire.engine.thinking_budgets import bitmask_source
 from quire.errors import RequestError
-from quire.foundation.clock import SystemClock
-from quire.foundation.config import Config
-from quire.planning.auto_config import resolve
-from quire.runtime.executor.factory import build_executor
 from quire.serving.api.large_requests.readers import LargeRequestReaders
-from tests.api.server import Server
+from tests.api.server import Server, serving
 from tests.clients.environment import run_script
 from tests.media.checkpoints import IMAGE, IMAGE_TOKEN, TOKENS, file_of, make_llava, picture
 from tests.media.hostile import HARMFUL, ODD, PNG, data_url
@@ -35,26 +28,10 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     (directory / "media" / "a.png").write_bytes(file_of(picture(seed=0)))
     (directory / "secret.png").write_bytes(file_of(picture(seed=0)))
     (directory / "media" / "link.png").symlink_to(directory / "secret.png")
-    asked = Config().with_values(
-        model=str(make_llava(directory / "model")),
-        dtype="float32",
-        served_model_name=("tiny",),
-        max_model_len=256,
-        block_size=8,
-        limit_mm_per_prompt={"image": 4},
-        allowed_local_media_path=str(directory / "media"),
-        responses_store_path=str(directory / "store.sqlite"),
-        disable_log_stats=True,
-    )
-    found = resolve(asked)
-    clock, info = SystemClock(), build_model_runtime_info(found.config, found.spec)
-    masker = bitmask_source(found.config, found.spec.vocab_size)
-
-    def client() -> InProcessClient:
-        return InProcessClient(found.config, build_executor(found.config, clock), clock, info, masker)
-
-    with Server(found.config, client, vocab_size=found.spec.vocab_size) as server:
-        yield server.wait_ready()
+    settings = {"max_model_len": 256, "block_size": 8, "limit_mm_per_prompt": {"image": 4}}
+    model, media = make_llava(directory / "model"), str(directory / "media")
+    with serving(model, allowed_local_media_path=media, **settings) as server:
+        yield server
 
 
 OTHER = file_of(picture(seed=1))

@@ -438,8 +438,10 @@ def test_what_is_unknown_is_refused_by_name(
 
 
 @pytest.mark.long("many cards")
-@pytest.mark.parametrize("flag", ["tensor_parallel_size", "pipeline_parallel_size"])
-@pytest.mark.parametrize("architecture", ["Qwen3ForCausalLM", "Qwen3ForSequenceClassification"])
+@pytest.mark.parametrize(
+    ("architecture", "flag"),
+    [("Qwen3ForCausalLM", "tensor_parallel_size"), ("Qwen3ForSequenceClassification", "pipeline_parallel_size")],
+)
 def test_ranks_pool_like_one(architecture: str, flag: str, tmp_path: Path) -> None:
     directory, batch, found = tiny(tmp_path / "model", architecture), texts(4, 60), []
     settings: dict[str, Any] = {"dtype": "float32", "max_num_batched_tokens": 32}

@@ -45,14 +45,19 @@ def saved(directory: Path, modes: Sequence[str], *, include_prompt: bool, dense:
     return directory / "saved"
 
 
-@pytest.mark.parametrize("encoder", [False, True], ids=["decoder", "encoder"])
 @pytest.mark.parametrize(
-    ("modes", "include_prompt", "dense"),
+    ("modes", "include_prompt", "dense", "encoder"),
     [
-        *(([mode], True, False) for mode in EVERY_MODE),
-        (["mean"], False, True),
-        (["cls", "weightedmean"], False, False),
-        (["mean", "max", "lasttoken"], True, True),
+        *(([mode], True, False, False) for mode in EVERY_MODE),
+        *(
+            (*case, encoder)
+            for encoder in (False, True)
+            for case in (
+                (["mean"], False, True),
+                (["cls", "weightedmean"], False, False),
+                (["mean", "max", "lasttoken"], True, True),
+            )
+        ),
     ],
     ids=str,
 )

@@ -10,8 +10,7 @@ import pytest
 import torch
 
 from quire.media.audio_decode import decode_audio
-from tests.api.server import Server
-from tests.audio.serving import serve
+from tests.api.server import Server, serving
 from tests.real_weights.ctranslate2 import write_whisper
 from tests.real_weights.packages import RECORDINGS, WHISPER
 
@@ -29,7 +28,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def server(model: Path) -> Iterator[Server]:
-    with serve(model, max_num_seqs=4) as server:
+    with serving(model, max_num_seqs=4) as server:
         yield server
 
 

@@ -20,7 +20,6 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from quire.engine.token_bitmasks import TokenBitmaskSender
 from quire.foundation.clock import SystemClock
 from quire.foundation.messages.to_engine import Add
-from quire.foundation.messages.workers import BlocksLoaded
 from quire.scheduling.kvcache.block_pool import BlockPool
 from quire.scheduling.kvcache.cache_groups import FULL, CacheGroup, Chunk, Reach, Window, capacity
 from quire.scheduling.kvcache.host_pool import HostPool
@@ -248,8 +247,7 @@ class Lives(RuleBasedStateMachine):
 
     def take_orders(self) -> None:
         for done in self.executor.orders.done():
-            assert isinstance(done, BlocksLoaded)
-            self.scheduler.loaded(done)
+            self.scheduler.moved(done)
 
     @rule()
     def send_masks(self) -> None:

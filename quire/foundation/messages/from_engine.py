@@ -142,6 +142,22 @@ class StateLoad(Message, frozen=True):
     skipped: int
 
 
+class DiskLoad(Message, frozen=True):
+    """What the prefix cache keeps on disk, and counts since the engine's start: bytes that were written and read, the
+    seconds that it took, blocks that could not be read as they were written, or not be written, and blocks that left
+    the host before they were."""
+
+    blocks: int
+    num_blocks: int
+    stored_bytes: int
+    loaded_bytes: int
+    store_s: float
+    load_s: float
+    unread: int
+    unwritten: int
+    left_out: int
+
+
 class TierLoad(Message, frozen=True):
     """What the prefix cache keeps on the host, and counts since the engine's start: bytes that were copied there and
     back, tokens that the device did not have and those of them that were loaded, blocks that were left out for want of
@@ -157,6 +173,7 @@ class TierLoad(Message, frozen=True):
     too_slow: int
     load_s: float = 0.0
     failed_loads: int = 0
+    disk: DiskLoad | None = None
 
 
 class MediaLoad(Message, frozen=True):

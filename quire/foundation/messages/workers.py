@@ -309,6 +309,15 @@ class Profiled(Message, frozen=True):
     kernels: list[dict[str, tuple[float, int]]]
 
 
+class DiskBlock(Message, frozen=True):
+    """A block in a slot of the disk, with its key, and its place on the host."""
+
+    slot: int
+    group: int
+    hash: bytes
+    host: int
+
+
 class LoadBlocks(Message, frozen=True):
     """Orders host blocks to the device while steps go on, which neither read nor write the device's blocks; answered by
     BlocksLoaded.
@@ -333,10 +342,55 @@ class BlocksLoaded(Message, frozen=True):
     ms: float = 0.0
 
 
-Order = LoadAdapter | LoadBlocks | Profile
+class ReadBlocks(Message, frozen=True):
+    """Orders blocks from the disk to host blocks, which nobody uses meanwhile, once the moves of step `after` are made;
+    answered by BlocksRead."""
+
+    number: int
+    after: int
+    blocks: list[DiskBlock]
+
+
+class BlocksRead(Message, frozen=True):
+    """An order to read blocks is done, except for the slots `failed`, which hold something else, or cannot be read.
+    `ms` is what it took."""
+
+    number: int
+    failed: list[int] = []
+    ms: float = 0.0
+
+
+class StoreBlocks(Message, frozen=True):
+    """Orders host blocks, which keep their contents meanwhile, to the disk; answered by BlocksStored. The slots
+    `dropped` are erased before."""
+
+    number: int
+    blocks: list[DiskBlock]
+    dropped: list[int] = []
+
+
+class BlocksStored(Message, frozen=True):
+    """An order to store blocks is done, except for the slots `failed`, which could not be written. `ms` is what it
+    took."""
+
+    number: int
+    failed: list[int] = []
+    ms: float = 0.0
+
+
+Order = LoadAdapter | LoadBlocks | Profile | ReadBlocks | StoreBlocks
 """Work beside the steps."""
-OrderDone = AdapterLoaded | BlocksLoaded | Profiled
+OrderDone = AdapterLoaded | BlocksLoaded | BlocksRead | BlocksStored | Profiled
 """The one answer to an order."""
+
+
+class DiskContents(Message, frozen=True):
+    """What a disk has room for, and what is there: (slot, group, hash), the oldest first. `load_ms` is what a block
+    takes to the host."""
+
+    num_blocks: int
+    entries: list[tuple[int, int, bytes]] = []
+    load_ms: float = 0.0
 
 
 class DeviceLimits(Message, frozen=True):
@@ -358,3 +412,7 @@ class DeviceLimits(Message, frozen=True):
     """States of sequences and of their checkpoints, ids 1 to num_states; 0 in models without states."""
     load_block_ms: float = 0.0
     """Milliseconds that loading a host block takes, as measured; 0: not measured."""
+    disk: DiskContents | None = None
+    """None without --kv-disk-path."""
+    ready_host_blocks: int = 0
+    """Host blocks that are ready at the start."""

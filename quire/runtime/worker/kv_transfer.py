@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from quire.compute.kernels.dispatch import kernel
@@ -72,6 +73,19 @@ class BlockTransfer:
         that were launched, and wait until they are filled. Called in a thread of its own, while steps go on."""
         raise NotImplementedError
 
+    def host_memory(self, block: int) -> list[memoryview]:
+        """Return the memory of a host block that is ready: bytes in one dimension each, of the same sizes for all
+        blocks."""
+        raise NotImplementedError
+
+    def device_contents(self, block: int) -> list[Tensor]:
+        """Return copies of a device block's contents in host memory, once all that was launched is done; equally many
+        bytes, in the same order, as `host_memory` has."""
+        raise NotImplementedError
+
+    def wait_for_host(self) -> None:
+        """Wait until what plans have copied to the host is there, of all plans that were launched."""
+
     def prepare_host_pool(self) -> None:
         """Start to prepare the host pool's memory in the background. Called at the end of the start."""
 
@@ -91,6 +105,7 @@ class CpuBlockTransfer(BlockTransfer):
     def __init__(self, blocks: Tensor, host: Tensor) -> None:
         self._blocks = blocks
         self._host = host
+        self._host_bytes: NDArray[np.uint8] | None = None  # [storages, host blocks, bytes]
 
     @property
     def ready_host_blocks(self) -> int:
@@ -123,6 +138,14 @@ class CpuBlockTransfer(BlockTransfer):
         for first in range(0, len(pairs), _LOADED_AT_ONCE):
             _move(self._host, self._blocks, pairs[first : first + _LOADED_AT_ONCE])
 
+    def host_memory(self, block: int) -> list[memoryview]:
+        if self._host_bytes is None:
+            self._host_bytes = self._host.flatten(2).view(torch.uint8).numpy()
+        return [memoryview(storage[block]) for storage in self._host_bytes]
+
+    def device_contents(self, block: int) -> list[Tensor]:
+        return [self._blocks[:, block].clone()]
+
 
 class JoinedTransfer(BlockTransfer):
     """Combines several transfers whose blocks have the same ids, and moves their blocks together."""
@@ -145,6 +168,16 @@ class JoinedTransfer(BlockTransfer):
     def load(self, pairs: Sequence[tuple[int, int]]) -> None:
         for each in self._all:
             each.load(pairs)
+
+    def host_memory(self, block: int) -> list[memoryview]:
+        return [piece for each in self._all for piece in each.host_memory(block)]
+
+    def device_contents(self, block: int) -> list[Tensor]:
+        return [part for each in self._all for part in each.device_contents(block)]
+
+    def wait_for_host(self) -> None:
+        for each in self._all:
+            each.wait_for_host()
 
     def prepare_host_pool(self) -> None:
         for each in self._all:
@@ -249,6 +282,17 @@ class GpuBlockTransfer(BlockTransfer):
                     self._loaded[place : place + len(run)].copy_(run, non_blocking=True)
                 self._move_blocks(self._loaded, None, self._blocks, targets[first : first + size])
             stream.synchronize()
+
+    def host_memory(self, block: int) -> list[memoryview]:
+        ((_, run),) = self._pool.runs([block])
+        memory: NDArray[np.uint8] = run.view(torch.uint8).numpy().reshape(-1)
+        return [memoryview(memory)]  # type: ignore[arg-type]
+
+    def device_contents(self, block: int) -> list[Tensor]:
+        return [self._blocks[block].cpu()]
+
+    def wait_for_host(self) -> None:
+        self._stream.synchronize()
 
     def _swap_out(self, blocks: Tensor, hosts: Sequence[int]) -> None:
         compute, size = torch.cuda.current_stream(), len(self._outgoing)

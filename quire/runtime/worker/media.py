@@ -60,10 +60,12 @@ class MediaEncoder:
         self._towers["image"]([torch.zeros((*size, 3), dtype=torch.uint8, device=self._device)] * TOGETHER)
 
     def _pixels(self, medium: Medium) -> Tensor | dict[str, Tensor]:
-        """Return a medium's pixels [height, width, 3] uint8, or what else the tower takes."""
+        """Return a medium's pixels [height, width, 3] uint8, those of a video [frames, height, width, 3], or what else
+        the tower takes."""
         if medium.tensors:
             return {name: _tensor(each).to(self._device) for name, each in medium.tensors.items()}
-        pixels = np.frombuffer(medium.pixels, dtype=np.uint8).reshape(medium.height, medium.width, 3)
+        frames = (-1,) if medium.kind == "video" else ()
+        pixels = np.frombuffer(medium.pixels, dtype=np.uint8).reshape(*frames, medium.height, medium.width, 3)
         return torch.from_numpy(pixels.copy()).to(self._device)
 
 

@@ -29,7 +29,9 @@ from quire.foundation.messages.workers import (
     LoadBlocks,
     MaskedDrafts,
     Plan,
+    ReadBlocks,
     Result,
+    StoreBlocks,
     TokenBitmasks,
 )
 from quire.models.audio.audio_spec import SpeechSpec
@@ -61,6 +63,7 @@ from quire.runtime.worker.speculation.lookup_drafter import Drafter, build_draft
 from quire.runtime.worker.stage_tokens import StageTokens
 from quire.runtime.worker.startup import gpu_memory
 from quire.runtime.worker.startup.compile_warmup import launch_all_kernels, reduced_model
+from quire.runtime.worker.startup.disk_tier import open_disk_store
 from quire.runtime.worker.startup.gemm_warmup import gemms_of, start_warmup
 from quire.runtime.worker.startup.kv_scales import choose_kv_scales, new_kv_scales
 from quire.runtime.worker.startup.packed_weights import packed_weights_for
@@ -165,13 +168,21 @@ class Worker:
             if self._precompiler is not None:
                 with self._stage("compile"):
                     self._precompiler.finish()
-        load_block_ms = 0.0
+        load_block_ms, on_disk = 0.0, None
         if self._transfer is not None:
             self._transfer.prepare_host_pool()
             if self._config.cache.kv_offloading_size is not None:
                 load_block_ms = self._transfer.measure_load_ms()
-                self._block_orders = BlockOrders(self._transfer, self.orders.report)
+                disk = None
+                if self._config.cache.kv_disk_path is not None:
+                    with self._stage("disk_tier"):
+                        disk, on_disk = open_disk_store(
+                            self._config, self._runner, self._transfer, len(loaded.spec.kv_groups()), self._kv_scales
+                        )
+                self._block_orders = BlockOrders(self._transfer, self.orders.report, disk)
                 self.orders.serve(LoadBlocks, self._block_orders.load)
+                self.orders.serve(ReadBlocks, self._block_orders.read)
+                self.orders.serve(StoreBlocks, self._block_orders.store)
                 self._launched = self._block_orders.launched
         on_gpu = self._device.type == "cuda"
         sizes = self._parts.graph_shapes().mixed_sizes(self._parts.limits.tokens) if on_gpu else []
@@ -183,6 +194,8 @@ class Worker:
             startup=self._startup,
             step_sizes=sizes,
             num_states=blocks.states,
+            disk=on_disk,
+            ready_host_blocks=0 if self._transfer is None else self._transfer.ready_host_blocks,
         )
 
     def set_threads(self) -> None:

@@ -22,8 +22,9 @@ from quire.scheduling.scheduler.token_budget import TokenBudget
 
 BLOCKS = "blocks"
 """What a request awaits while blocks of its prefix come from a tier."""
-MAX_LOADS = 3
-"""So often a request awaits blocks before it runs: others may take those that have come."""
+MAX_LOADS = 5
+"""So often a request awaits blocks before it runs: from a disk to the host and on to the device, and again where others
+have taken those that had come."""
 
 
 @dataclass(frozen=True)
@@ -193,14 +194,15 @@ class Admission:
         Returns whether all of it is on the device."""
         match = request.table.match_prefix(request.block_hashes.iter_hashes(request.tokens, most), most)
         tier = self._preemption.tier
-        if tier is None or not tier.host.num_cached or request.loads >= MAX_LOADS:
+        if tier is None or request.loads >= MAX_LOADS or not (tier.host.num_cached or tier.disk.num_cached):
             return match, True
-        far = request.table.match_prefix(request.block_hashes.iter_hashes(request.tokens, most), most, tier)
-        if not self._preemption.pays(match, far):
-            return match, True
-        if request.near_tokens is None:
-            request.near_tokens = match.num_tokens
-        return far, False
+        for lookup in tier.lookups:
+            far = request.table.match_prefix(request.block_hashes.iter_hashes(request.tokens, most), most, lookup)
+            if self._preemption.pays(match, far):
+                if request.near_tokens is None:
+                    request.near_tokens = match.num_tokens
+                return far, False
+        return match, True
 
     def _fits(
         self,

@@ -17,7 +17,17 @@ from quire.foundation.clock import Clock
 from quire.foundation.config.scheduler import Policy
 from quire.foundation.messages.from_engine import EndReason
 from quire.foundation.messages.to_engine import Add
-from quire.foundation.messages.workers import BlocksLoaded, LoadBlocks, Plan, Result
+from quire.foundation.messages.workers import (
+    BlocksLoaded,
+    BlocksRead,
+    BlocksStored,
+    LoadBlocks,
+    OrderDone,
+    Plan,
+    ReadBlocks,
+    Result,
+    StoreBlocks,
+)
 from quire.pooling_params import PoolingParams
 from quire.sampling_params import SamplingParams
 from quire.scheduling.kvcache.block_hashes import BlockHashes
@@ -25,7 +35,7 @@ from quire.scheduling.kvcache.block_pool import BlockPool
 from quire.scheduling.kvcache.block_table import BlockTable
 from quire.scheduling.kvcache.cache_groups import FULL_ATTENTION, CacheGroup
 from quire.scheduling.kvcache.rope_length_mode import RopeLengthMode
-from quire.scheduling.scheduler.admission import BLOCKS, Admission
+from quire.scheduling.scheduler.admission import BLOCKS, MAX_LOADS, Admission
 from quire.scheduling.scheduler.encoder_cache import EncoderCache
 from quire.scheduling.scheduler.lengths import IntArray, Lengths
 from quire.scheduling.scheduler.micro_batches import MicroBatches
@@ -288,14 +298,23 @@ class Scheduler:
         """Whether orders to move blocks are under way."""
         return self.tier is not None and self.tier.num_orders > 0
 
-    def take_orders(self) -> list[LoadBlocks]:
+    def take_orders(self) -> list[LoadBlocks | ReadBlocks | StoreBlocks]:
         """Return orders to move blocks, which the workers are to be given behind the plans that were made."""
         return [] if self.tier is None else self.tier.take_orders()
 
-    def loaded(self, done: BlocksLoaded) -> None:
-        """Take in that an order to load blocks is done: requests that await them can be admitted."""
-        assert self.tier is not None, "blocks of a tier that is not there"
-        for request_id in self.tier.loaded(done):
+    def moved(self, done: OrderDone) -> None:
+        """Take in that an order is done. If it has loaded blocks, requests that await them can be admitted."""
+        if self.tier is None:
+            return
+        arrived: list[int] = []
+        match done:
+            case BlocksLoaded():
+                arrived = self.tier.loaded(done)
+            case BlocksRead():
+                arrived = self.tier.read(done)
+            case BlocksStored():
+                self.tier.stored(done)
+        for request_id in arrived:
             self.arrived(request_id, BLOCKS)
 
     @property
@@ -319,6 +338,10 @@ class Scheduler:
         self.pool.release_expired(now)
         if self.states is not None:
             self.states.pool.release_expired(now)
+        for request_id in () if self.tier is None else self.tier.overdue(now):
+            if (late := self._request_table.get(request_id)) is not None:
+                late.loads = MAX_LOADS
+                self.arrived(request_id, BLOCKS)
         for request in self._deadlines.due(now):
             self.end(request.id, "timeout")
             ended.append(request)
@@ -359,7 +382,7 @@ class Scheduler:
             step.swap_out += self.tier.end_step()
         is_empty = not step.requests and not step.swap_out
         if self.tier is not None:
-            self.tier.order(step.number - is_empty)
+            self.tier.order(step.number - is_empty, self._clock.now())
         if is_empty:
             return None
         self._next_step += 1
@@ -496,7 +519,7 @@ class Scheduler:
     def reset_prefix_cache(self) -> None:
         """Forget all that prompts could share."""
         self.pool.reset_prefix_cache()
-        self.host.reset_prefix_cache()
+        (self.tier or self.host).reset_prefix_cache()
         if self.states is not None:
             self.states.pool.reset_prefix_cache()
 

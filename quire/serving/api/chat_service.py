@@ -94,8 +94,8 @@ class ChatService:
         tools = tool_use(fields.tools, fields.tool_choice, parallel=parallel, level=level)
         if tools is not None and fields.use_beam_search:
             raise RequestError("tools cannot be combined with use_beam_search: leave one of them out.", param="tools")
-        if tools is not None and any(tool.has_lark for tool in fields.tools or ()):
-            self.text.hints.drop("a tool's grammar of syntax lark", "the model is shown it, and not held to it")
+        if tools is not None:
+            tools = self.parsers.held(tools, self.text.hints)
         text, tokens, media = await self.rendered(fields, longest)
         if fields.longest is None:
             params = self.text.defaults.limit_chat(params, longest - len(tokens))

@@ -98,7 +98,6 @@ def nodes(tiny: Path, tmp_path: Path, request: pytest.FixtureRequest) -> Iterato
     "nodes",
     [
         (1, 2, 2),
-        pytest.param((1, 3, 3), marks=pytest.mark.long("many cards")),
         pytest.param((2, 2, 2), marks=pytest.mark.long("many cards")),
     ],
     indirect=True,

@@ -6,7 +6,7 @@ import random
 import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from itertools import combinations, pairwise
+from itertools import pairwise
 from typing import Any
 
 from quire.text.output_parsers.events import (
@@ -100,9 +100,14 @@ def check_cuts(transcript: Transcript, splits: Iterable[list[str]]) -> None:
         assert parse(pieces, transcript) == whole, pieces
 
 
-def every_cut(text: str, number: int) -> Iterator[list[str]]:
-    """Every split into `number` + 1 pieces."""
-    return (_cut(text, at) for at in combinations(range(1, len(text)), number))
+def every_cut(text: str) -> Iterator[list[str]]:
+    """Every split into two pieces."""
+    return (_cut(text, [at]) for at in range(1, len(text)))
+
+
+def every_pair_of_cuts(text: str, most: int) -> Iterator[list[str]]:
+    """Every split into three pieces of which the one in the middle has at most so many characters."""
+    return (_cut(text, [at, at + length]) for length in range(1, most + 1) for at in range(1, len(text) - length))
 
 
 def random_cuts(text: str, number: int) -> Iterator[list[str]]:
