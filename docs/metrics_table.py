@@ -15,16 +15,17 @@ from quire.engine.metrics.prometheus import Exposition
 from quire.engine.metrics.server_stats import ServerStats
 from quire.engine.metrics.stats import Stats
 from quire.foundation.config import CacheConfig
-from quire.foundation.messages.from_engine import Load, MediaLoad, StateLoad, TierLoad
+from quire.foundation.messages.from_engine import DiskLoad, Load, MediaLoad, StateLoad, TierLoad
 
 PAGE = Path(__file__).with_name("metrics.md")
 BEGIN, END = "<!-- made by docs/metrics_table.py -->\n", "<!-- end -->\n"
 
 
 def families() -> list[Metric]:
-    """Every family that any server shows: as if it had a GPU, states and a host tier, and had answered a request."""
+    """Every family that any server shows: as if it had a GPU, states, tiers and images, and had answered a request."""
     engine = Stats()
-    engine.record_load(Load(states=StateLoad(1, 1, 0, 0), tier=TierLoad(0, 0, 0, 0, 0, 0, 0), media=MediaLoad(0, 0)))
+    tier = TierLoad(0, 0, 0, 0, 0, 0, 0, disk=DiskLoad(0, 0, 0, 0, 0.0, 0.0, 0, 0, 0))
+    engine.record_load(Load(states=StateLoad(1, 1, 0, 0), tier=tier, media=MediaLoad(0, 0)))
     stats = ServerStats([engine])
     stats.gpus = [GpuReading(0, "", 0, 0, 0.0, 0.0, 0)]
     stats.http.answered("GET", "/v1/models", 200, 0.0)

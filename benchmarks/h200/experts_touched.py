@@ -30,12 +30,12 @@ count: Counter
 class Counter:
     """A `route` that counts; see that op."""
 
-    def __init__(self, route: Callable[[Tensor, int, bool], tuple[Tensor, Tensor]], device: str) -> None:
+    def __init__(self, route: Callable[..., tuple[Tensor, Tensor]], device: str) -> None:
         self._route = route
         self._counts = torch.zeros(2, dtype=torch.int64, device=device)  # experts, calls
 
-    def __call__(self, logits: Tensor, chosen: int, renormalise: bool) -> tuple[Tensor, Tensor]:
-        weights, numbers = self._route(logits, chosen, renormalise)
+    def __call__(self, logits: Tensor, *rest: object) -> tuple[Tensor, Tensor]:
+        weights, numbers = self._route(logits, *rest)
         touched = torch.zeros(logits.shape[1], dtype=torch.int64, device=logits.device)
         touched.index_fill_(0, numbers.flatten().long(), 1)
         self._counts[0] += touched.sum()

@@ -27,6 +27,7 @@ from quire.pooling_params import PoolingParams
 from quire.sampling_params import SamplingParams
 from quire.scheduling.kvcache.block_pool import BlockPool
 from quire.scheduling.kvcache.cache_groups import FULL_ATTENTION, CacheGroup, capacity, max_cached_tokens
+from quire.scheduling.kvcache.disk_pool import DiskPool
 from quire.scheduling.kvcache.host_index import HostIndex
 from quire.scheduling.kvcache.host_pool import HostPool
 from quire.scheduling.kvcache.host_tier import HostTier
@@ -185,6 +186,11 @@ def _preemption(config: Config, device_limits: DeviceLimits, info: ModelRuntimeI
         if info.host_index is not None:
             host.index = info.host_index
             host.inherit(device_limits.num_host_blocks)
+        host.grow(device_limits.ready_host_blocks)
         estimated_ms = 0.0 if info.cost is None else info.cost.swap_ms(1) / 2
-        tier = HostTier(pool, host, device_limits.load_block_ms or estimated_ms, info.block_bytes)
+        disk = None
+        if (there := device_limits.disk) is not None:
+            entries = [(slot, (group, block_hash)) for slot, group, block_hash in there.entries]
+            disk = DiskPool(there.num_blocks, entries, there.load_ms)
+        tier = HostTier(pool, host, device_limits.load_block_ms or estimated_ms, info.block_bytes, disk)
     return Preemption(host, config.scheduler.preemption_mode, info.cost, tier)

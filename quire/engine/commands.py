@@ -39,7 +39,7 @@ class Pausing:
     @property
     def reached(self) -> bool:
         """Whether the engine is paused and nothing runs any more."""
-        going_on = not self.frozen and not self._scheduler.only_awaiting
+        going_on = not self.frozen and (self._scheduler.moves_blocks or not self._scheduler.only_awaiting)
         return bool(self.mode) and not self._scheduler.steps_in_flight and not going_on
 
     def pause(self, mode: PauseMode) -> list[int]:
@@ -155,6 +155,7 @@ def counts(scheduler: Scheduler) -> dict[str, int]:
         "running": len(scheduler.running),
         "waiting": len(scheduler.waiting),
         "in_flight": scheduler.steps_in_flight,
+        "moves": 0 if scheduler.tier is None else scheduler.tier.num_orders,
         "free_slots": scheduler.num_free_slots,
         "slots": scheduler.num_slots,
         "free_blocks": scheduler.pool.num_free,

@@ -133,9 +133,12 @@ class EngineCore:
         self._send_heartbeats()
 
     def _take_orders(self) -> None:
+        done = self._executor.orders.done()
+        for order in done:
+            self._scheduler.moved(order)
         if self._adapter_slots is not None:
             assert self._commands.adapters is not None
-            loaded = [each for each in self._executor.orders.done() if isinstance(each, AdapterLoaded)]
+            loaded = [each for each in done if isinstance(each, AdapterLoaded)]
             self._commands.adapters.update([each for each in loaded if not each.slot])
             self._finish(self._adapter_slots.update([each for each in loaded if each.slot]))
 
@@ -145,6 +148,8 @@ class EngineCore:
                 self._flight.submitted(plan.step, self._scheduler.newest_requests())
             self._steps.planned(plan.counts)
             self._executor.submit(plan)
+        for order in self._scheduler.take_orders():
+            self._executor.orders.post(order)
         self._scheduler.cache_blocks()
 
     def record_turn(self, seconds: float) -> None:
@@ -155,7 +160,7 @@ class EngineCore:
         """How long to wait for a message: not at all while there is work."""
         scheduler, adapters = self._scheduler, self._commands.adapters
         if not scheduler.has_work:
-            if adapters is None or not adapters.busy:
+            if not scheduler.moves_blocks and (adapters is None or not adapters.busy):
                 return wait
             return _AWAITING_POLL_S if wait is None else min(wait, _AWAITING_POLL_S)
         if self._pausing.reached:

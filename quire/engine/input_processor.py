@@ -139,7 +139,7 @@ class InputProcessor:
             raise RequestError(_ONLY_HEARS, param="model")
         if media and params.truncate_prompt_tokens is not None:
             raise RequestError(
-                "truncate_prompt_tokens cannot be combined with images: leave one of them out.",
+                "truncate_prompt_tokens cannot be combined with media: leave one of them out.",
                 param="truncate_prompt_tokens",
             )
         tokens = self._truncated(tokens, params, truncation_side)

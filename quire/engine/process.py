@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import logging
 import signal
 from collections.abc import Callable
@@ -10,8 +9,6 @@ from dataclasses import replace
 from pathlib import Path
 from time import thread_time
 from types import FrameType
-
-import msgspec
 
 from quire.engine.adapter_registry import load_modules
 from quire.engine.build import build_model_runtime_info
@@ -25,11 +22,11 @@ from quire.foundation.processes import garbage
 from quire.foundation.processes.launch import PULSE_S, STOP_ENGINE, GroupEnds, LaunchConfig, SendReport, StatusReport
 from quire.foundation.processes.shared_memory import HostBlockMemory
 from quire.models.spec import spec_of
+from quire.planning.kv_contents import contents_digest
 from quire.planning.step_limits import StepLimits
 from quire.runtime.executor.executor import Executor
 from quire.runtime.executor.factory import build_executor
 from quire.scheduling.kvcache.host_index import HostIndex, index_bytes
-from quire.version import __version__
 
 _log = logging.getLogger(__name__)
 
@@ -54,7 +51,8 @@ def main(
     device_limits = executor.start()
     runtime_info = build_model_runtime_info(config, spec_of(config.model))
     if memory is not None:
-        index = HostIndex(memory.index[: index_bytes(device_limits.num_host_blocks)], contents_digest(config))
+        contents = contents_digest(config, config.cache.kv_offloading_size)
+        index = HostIndex(memory.index[: index_bytes(device_limits.num_host_blocks)], contents)
         runtime_info = replace(runtime_info, host_index=index)
     masker = bitmask_source(config, device_limits.vocab_size)
     flight = FlightRecorder(directory, launch.engine, executor.max_in_flight, StepLimits.of(config).rows)
@@ -79,16 +77,6 @@ def host_block_memory(launch: LaunchConfig) -> HostBlockMemory | None:
     except OSError as error:
         _log.warning("host pool   is of this process alone, and lost when it dies: %s", error)
         return None
-
-
-def contents_digest(config: Config) -> bytes:
-    """Return 32 bytes that differ if keys and values are computed in another way: by another version, settings of the
-    model, or files of its directory, as far as names, sizes and times tell."""
-    path = Path(config.model.model)
-    files = sorted(path.iterdir()) if path.is_dir() else [path]
-    seen = [(file.name, (found := file.stat()).st_size, found.st_mtime_ns) for file in files]
-    settings = (config.model, config.kv_dtype, config.cache.block_size, config.cache.kv_offloading_size)
-    return hashlib.sha256(msgspec.json.encode((__version__, settings, seen))).digest()
 
 
 def turn_until(stopping: Callable[[], bool], core: EngineCore, clock: Clock, report: SendReport) -> None:

@@ -8,7 +8,7 @@ from collections.abc import Collection, Iterator, Sequence
 import numpy as np
 
 from quire.foundation.messages.from_engine import EndReason, Ready
-from quire.foundation.messages.to_engine import Add, MediaSpan
+from quire.foundation.messages.to_engine import Add, MediaSpan, Medium
 
 
 def refusal(message: Add, ready: Ready) -> str:
@@ -27,6 +27,8 @@ def refusal(message: Add, ready: Ready) -> str:
         return f"Token ids of sampling must be in [0, {ready.vocab_size})."
     if not all(_is_image(span, message) for span in message.media):
         return "The media of the prompt do not fit it."
+    if _last_position(message) > ready.capacity:
+        return f"A video is so long that its last frames lie behind the {ready.capacity} positions of a sequence."
     if (message.source is not None) != ready.hears:
         return "This engine's model needs something to hear." if ready.hears else "This engine's model cannot hear."
     if message.source is not None and len(message.source.pixels) != 4 * message.source.height * message.source.width:
@@ -42,7 +44,26 @@ def _is_image(span: MediaSpan, message: Add) -> bool:
     medium = span.medium
     is_inside = 0 <= span.start < span.end <= message.prompt_len
     have_places = not medium.places or np.frombuffer(medium.places, np.int32)[-1] < medium.count
-    return is_inside and have_places and len(medium.pixels) == 3 * medium.height * medium.width
+    return is_inside and have_places and _is_whole(medium)
+
+
+def _is_whole(medium: Medium) -> bool:
+    """Whether a medium has as many pixels as it says; a video has as many for each frame."""
+    size = 3 * medium.height * medium.width
+    if medium.kind != "video":
+        return len(medium.pixels) == size
+    slices = len(medium.times) // 4
+    return bool(slices and size) and not len(medium.pixels) % size and medium.count == slices * _squares(medium)
+
+
+def _squares(medium: Medium) -> int:
+    return medium.rows * medium.columns
+
+
+def _last_position(message: Add) -> int:
+    """Return the largest position that the times of videos may give a token, behind the number of its tokens."""
+    videos = [span for span in message.media if span.medium.times]
+    return max((span.start + int(np.frombuffer(span.medium.times, np.int32).max()) + 1 for span in videos), default=0)
 
 
 def _pooling_refusal(message: Add, ready: Ready) -> str:

@@ -170,6 +170,20 @@ def _check_length(samples_left: float, longest_s: float) -> None:
         raise RequestError(f"The audio is longer than {longest_s:,.0f} s: send it in parts.", param="file")
 
 
+def samples_of(given: Any, rate: int) -> Samples:
+    """Return samples [n] float32 of `rate` a second of such samples, or of a pair of samples and their rate. Raises
+    RequestError for anything else."""
+    import numpy as np
+
+    samples, own = given if isinstance(given, tuple) and len(given) == 2 else (given, rate)
+    samples = np.asarray(samples)
+    if samples.ndim != 1 or not np.issubdtype(samples.dtype, np.floating) or not isinstance(own, int | float):
+        raise RequestError("Audio is an array [samples] of floats, or a pair of such an array and its rate.")
+    if not np.isfinite(samples).all() or int(own) not in RATES:
+        raise RequestError(f"Audio has finite samples, {RATES.start:,} to {RATES.stop - 1:,} a second.")
+    return resampled(samples.astype(np.float32), int(own), rate)
+
+
 def resampled(samples: Samples, own: int, rate: int) -> Samples:
     """Return samples [n] of `own` a second as samples of `rate` a second."""
     if own == rate or not len(samples):

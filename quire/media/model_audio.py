@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from quire.errors import RequestError
 from quire.foundation.config import Config
 from quire.foundation.messages.to_engine import Medium
-from quire.media.audio_decode import MAX_SECONDS, check_soundfile, decode_audio, resampled
+from quire.media.audio_decode import MAX_SECONDS, check_soundfile, decode_audio, samples_of
 from quire.models.audio.audio_spec import SpeechSpec, read_speech
 
 if TYPE_CHECKING:
@@ -51,14 +51,8 @@ class ModelAudio:
     def of_samples(self, given: Any) -> Medium:
         """Return the sound of samples [n], or of a pair of samples and how many there are in a second; silence follows
         them. Raises RequestError for anything else, and for more than the encoder reads."""
-        import numpy as np
-
-        samples, rate = given if isinstance(given, tuple) and len(given) == 2 else (given, self.spec.mel.rate)
-        samples = np.asarray(samples)
-        if samples.ndim != 1 or not np.issubdtype(samples.dtype, np.floating) or not isinstance(rate, int | float):
-            raise RequestError("Audio is an array [samples] of floats, or a pair of such an array and its rate.")
-        samples = resampled(samples.astype(np.float32), int(rate), self.spec.mel.rate)
-        if not 0 < len(samples) <= self.spec.samples or not np.isfinite(samples).all():
+        samples = samples_of(given, self.spec.mel.rate)
+        if not 0 < len(samples) <= self.spec.samples:
             raise RequestError(f"Audio has 1 to {self.spec.samples:,} samples at {self.spec.mel.rate:,} a second here.")
         return self.medium(self._features(samples, pads_short=True))
 

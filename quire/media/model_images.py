@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import json
-from array import array
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from hashlib import sha256
@@ -15,11 +14,12 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from quire.errors import CheckpointError, ConfigError, RequestError
 from quire.foundation.config import Config
 from quire.foundation.config.media import background_of
-from quire.foundation.messages.to_engine import MediaSpan, Medium, MediumTensor
+from quire.foundation.messages.to_engine import Medium, MediumTensor
 from quire.media.decode import Colour, as_rgb, check_pillow, decode
+from quire.media.placement import Marks
 from quire.models.config_file import processor_settings
 from quire.models.vision.module_spec import ModuleVisionSpec
-from quire.models.vision.vision_spec import ClipSpec, QwenVisionSpec, VisionSpec, read_vision
+from quire.models.vision.vision_spec import SAMPLING, ClipSpec, QwenVisionSpec, VisionSpec, read_vision
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -95,16 +95,15 @@ class ModelImages:
             )
         return replace(self, processor=processor, background=background)
 
-    def check_count(self, count: int, longest: int | None = None) -> None:
-        """Raise a RequestError for more images than are allowed, or fit into `longest` tokens."""
-        if self.limit is not None and count > self.limit:
-            raise RequestError(f"A prompt may have at most {self.limit} images on this server, this one has {count}.")
-        least = self.spec.least_tokens
-        if longest is not None and count * least > longest:
-            raise RequestError(
-                f"{count} images of at least {least} tokens each do not fit into the context of {longest} tokens: "
-                "send fewer."
-            )
+    @property
+    def marks(self) -> Marks:
+        """How prompts show images."""
+        return Marks(self.spec.placeholder, self.spec.image_token)
+
+    @property
+    def least_tokens(self) -> int:
+        """Fewest tokens of an image."""
+        return self.spec.least_tokens
 
     def of_file(self, content: bytes) -> Medium:
         """Return the image of a file's content. Raises RequestError if it cannot be read."""
@@ -140,60 +139,6 @@ class ModelImages:
     def _settings(self) -> bytes:
         return json.dumps(self.processor.settings, sort_keys=True).encode()
 
-    def placed(self, tokens: Sequence[int], media: Sequence[Medium]) -> tuple[list[int], list[MediaSpan]]:
-        """Return a prompt with as many placeholder tokens for each image as it has vectors, and where they are.
-
-        Args:
-            tokens: The prompt; each image has one placeholder token, or as many as it has vectors.
-            media: Its images, in order.
-
-        Raises:
-            RequestError: There are more or fewer placeholders than images.
-        """
-        token = self.spec.placeholder
-        found = [place for place, each in enumerate(tokens) if each == token]
-        if found and len(found) == sum(_vectors(medium) for medium in media) != len(media):
-            return list(tokens), _in_place(tokens, found, media)
-        if len(found) != len(media):
-            raise RequestError(
-                f"The prompt has {len(found)} placeholders for images and {len(media)} images: write one for each, and "
-                "none into texts."
-            )
-        placed, spans, start = list[int](), list[MediaSpan](), 0
-        for place, medium in zip(found, media, strict=True):
-            placed += tokens[start:place]
-            text = _numbers(medium.text) if medium.text else [token] * medium.count
-            spans.append(MediaSpan(len(placed) + text.index(self.spec.image_token), medium))
-            placed += text
-            start = place + 1
-        return placed + list(tokens[start:]), spans
-
-
-def _numbers(packed: bytes) -> list[int]:
-    return array("i", packed).tolist()
-
-
-def _vectors(medium: Medium) -> int:
-    return len(medium.places) // array("i").itemsize or medium.count
-
-
-def _in_place(tokens: Sequence[int], found: Sequence[int], media: Sequence[Medium]) -> list[MediaSpan]:
-    """Return the spans of images whose placeholders are there already, one for each vector."""
-    spans, first = [], 0
-    for medium in media:
-        count = _vectors(medium)
-        places = found[first : first + count]
-        if places[-1] - places[0] != medium.count - 1:
-            raise RequestError(f"The placeholders of an image must stand together, all {count} of them.")
-        if medium.text:
-            text = _numbers(medium.text)
-            begin = places[0] - text.index(tokens[places[0]])
-            if begin < 0 or list(tokens[begin : begin + len(text)]) != text:
-                raise RequestError("The tokens around an image's placeholders must be those of the model's processor.")
-        spans.append(MediaSpan(places[0], medium))
-        first += count
-    return spans
-
 
 def load_model_images(config: Config) -> ModelImages | None:
     """Return what a model makes of images under resolved settings; None if it reads text alone.
@@ -203,15 +148,20 @@ def load_model_images(config: Config) -> ModelImages | None:
         CheckpointError: The settings of the checkpoint's image processor are not served.
     """
     directory, replaced = Path(config.model.model), config.media.mm_processor_kwargs
-    reads = (directory / "config.json").is_file() and not config.model.language_model_only
+    is_wanted = not config.model.language_model_only and config.media.most_of("image") != 0
+    reads = (directory / "config.json").is_file() and is_wanted
     spec = _tower_of(config) if reads and read_vision(directory) is not None else None
     if spec is None:
         if replaced and not config.model.language_model_only:
             raise ConfigError("--mm-processor-kwargs: this model reads text alone.", param="mm_processor_kwargs")
         return None
     check_pillow()
+    if isinstance(spec, QwenVisionSpec):  # the others are of videos
+        replaced = {name: value for name, value in replaced.items() if name not in SAMPLING}
     stored, background = processor_settings(directory, "image_processor"), background_of(config.media.media_io_kwargs)
-    return ModelImages(spec, _processor(spec, stored, replaced), config.media.max_images, stored, replaced, background)
+    return ModelImages(
+        spec, _processor(spec, stored, replaced), config.media.most_of("image"), stored, replaced, background
+    )
 
 
 def _tower_of(config: Config) -> VisionSpec | None:

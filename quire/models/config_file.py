@@ -175,9 +175,10 @@ def processor_settings(directory: Path, part: str) -> dict[str, Any]:
 
     Args:
         directory: Where the checkpoint's files lie.
-        part: Its name in processor_config.json: "image_processor" or "feature_extractor".
+        part: Its name in processor_config.json: "image_processor", "video_processor" or "feature_extractor".
     """
-    for name, key in (("processor_config.json", part), ("preprocessor_config.json", None)):
+    own = (("video_preprocessor_config.json", None),) if part == "video_processor" else ()
+    for name, key in (("processor_config.json", part), *own, ("preprocessor_config.json", None)):
         try:
             found = json.loads((directory / name).read_text(encoding="utf-8"))
         except (OSError, ValueError, RecursionError):

@@ -21,11 +21,11 @@ from quire.models.spec import ModelSpec
 
 
 class MtpHead:
-    """Two norms, a projection, a layer and a norm; embeddings, states and logits are what the model lends."""
+    """Two norms, a projection, layers and a norm; embeddings, states and logits are what the model lends."""
 
     def __init__(self, spec: ModelSpec, build: LayerFactory, lent: Lent) -> None:
         assert isinstance(spec.head, MtpSpec)
-        dense, name, hidden = LayerFactory(build.options), spec.layer_name(0), spec.hidden
+        dense, name, hidden = LayerFactory(build.options), f"model.layers.{spec.head.layer}", spec.hidden
         self._spec = spec.head
         self._lent = lent
         self._rotaries = Rotaries(spec.layers, build.options)
@@ -33,7 +33,7 @@ class MtpHead:
             dense.stream_norm(f"{name}.{norm}", hidden, spec.norm) for norm in ("enorm", "hnorm")
         )
         self._fuse = dense.whole(f"{name}.eh_proj", hidden, 2 * hidden, bias=False)
-        self._block = build_block(spec, build, 0)
+        self._blocks = [build_block(spec, build, layer) for layer in range(len(spec.layers))]
         self._norm = None
         if spec.head.has_norm:
             self._norm = dense.stream_norm(f"{name}.shared_head.norm", hidden, spec.norm)
@@ -47,7 +47,7 @@ class MtpHead:
         return Stream(self._lent.embed(tokens, positions).x, None)
 
     def blocks(self, stream: Stream, positions: Positions, attention: AttentionBackend) -> Iterator[Stream]:
-        """Run the head's layer on the embeddings and the model's states."""
+        """Run the head's layers on the embeddings and the model's states."""
         states = self._lent.states.take()
         tokens, hidden = states.shape
         both = states.new_empty((tokens, 2 * hidden))
@@ -55,8 +55,10 @@ class MtpHead:
         of_tokens, of_states = reversed(parts) if self._spec.state_first else parts
         self._copy_stream(self._token_norm(stream.x), None, of_tokens)
         self._copy_stream(self._state_norm(states), None, of_states)
-        (angles,) = self._rotaries(positions)
-        yield self._block(self._fuse(both), None, angles, attention)
+        stream = Stream(self._fuse(both), None)
+        for block, angles in zip(self._blocks, self._rotaries(positions), strict=True):
+            stream = block(*stream, angles, attention)
+            yield stream
 
     def finish(self, stream: Stream) -> Tensor:
         """Norm the stream, and keep the head's own states for the drafts that follow."""

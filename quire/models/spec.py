@@ -16,6 +16,8 @@ from quire.errors import CheckpointError
 from quire.foundation.config.cache import element_bytes
 from quire.foundation.config.model import ModelConfig, ModelImpl
 from quire.models.audio.audio_spec import SpeechSpec
+from quire.models.audio.hearing import read_hearing
+from quire.models.audio.hearing_spec import HearingSpec
 from quire.models.config_file import ConfigFile
 from quire.models.fallback.description import Description
 from quire.models.fallback.spec import DEFAULT_MAX_MODEL_LEN, FAMILY, WHOLE, describe, layers_of
@@ -30,6 +32,7 @@ from quire.models.quantization.formats import Format, GgufFormat, Quantization
 from quire.models.quantization.held_bytes import HeldWeights, expected_weights, held_in
 from quire.models.quantization.parsers import read_quantization
 from quire.models.rope_spec import RopeSpec
+from quire.models.stateful_spec import Stateful
 from quire.models.text_head_spec import TextHead, read_labels, read_problem
 from quire.models.vision.module_spec import ModuleVisionSpec
 from quire.models.vision.modules import warn_once
@@ -88,6 +91,7 @@ class ModelSpec:
         length_limit: What limits `max_model_len`, if it is less than the model was made for.
         has_tower: Whether this share of the model has the tower, as a pipeline's first stage does.
         speech: The encoder of sounds whose states the layers attend to; None: there is none.
+        hearing: The tower for sounds among the tokens, if `spec_of` has read it; None: the model hears nothing.
     """
 
     architecture: str
@@ -127,6 +131,7 @@ class ModelSpec:
     length_limit: str = ""
     has_tower: bool = True
     speech: SpeechSpec | None = None
+    hearing: HearingSpec | None = None
 
     @property
     def attention(self) -> Mixer:
@@ -140,6 +145,11 @@ class ModelSpec:
     def state_layers(self) -> tuple[int, ...]:
         """The numbers of the layers that keep a state of each sequence."""
         return tuple(number for number, layer in enumerate(self.layers) if layer.mixer.state_form())
+
+    @property
+    def on_cpus_alone(self) -> bool:
+        """Whether GPUs lack the kernels of a layer that keeps states."""
+        return any(isinstance(layer.mixer, Stateful) and not layer.mixer.on_a_gpu for layer in self.layers)
 
     def state_bytes(self, dtype: str) -> int:
         """Return the bytes of one sequence's state, in all layers. `dtype` is config.json's name of the model's."""
@@ -163,6 +173,11 @@ class ModelSpec:
     @property
     def layers_with_experts(self) -> int:
         return sum(isinstance(layer.mlp, MixtureSpec) for layer in self.layers)
+
+    @property
+    def towers(self) -> tuple[VisionSpec | HearingSpec, ...]:
+        """The towers for images and for sounds."""
+        return tuple(tower for tower in (self.vision, self.hearing) if tower is not None)
 
     @property
     def ropes(self) -> tuple[RopeSpec, ...]:
@@ -233,7 +248,7 @@ class ModelSpec:
                 names = (*names, *modules.qkv[1:], modules.key_norm, "self_attn.v_norm")
             if layer.cross is not None:
                 names = (*names, *modules.cross_qkv[1:])
-            in_layers += [f"{self.layer_name(number)}.{name}." for name in names]
+            in_layers += [f"{self.layer_name(number)}.{name}" for name in names]
         return (*modules.unread, *in_layers)
 
     @property
@@ -378,7 +393,7 @@ def spec_of(model: ModelConfig, directory: Path | None = None) -> ModelSpec:
     if spec.head is not None:
         return spec
     if spec.generates and not model.language_model_only:
-        spec = replace(spec, vision=_vision(spec, found))
+        spec = replace(spec, vision=_vision(spec, found), hearing=read_hearing(found))
     return with_pooler(spec, found, model)
 
 

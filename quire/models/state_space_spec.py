@@ -45,6 +45,11 @@ class MambaSpec(Stateful):
         return self.channels
 
     @property
+    def on_a_gpu(self) -> bool:
+        """Whether GPUs have kernels for the layer: none scans with a state of every channel's own."""
+        return False
+
+    @property
     def selected(self) -> tuple[int, int, int]:
         """Widths of what a token's channels are projected to: its step sizes' latent, b and c."""
         return self.rank, self.state, self.state

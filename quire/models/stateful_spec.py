@@ -35,3 +35,8 @@ class Stateful:
     read_width: ClassVar[int] = 0
     rotated: ClassVar[int] = 0
     score_flops: ClassVar[int] = 0
+
+    @property
+    def on_a_gpu(self) -> bool:
+        """Whether GPUs have kernels for the layer."""
+        return True

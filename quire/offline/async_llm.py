@@ -98,7 +98,7 @@ class AsyncLLM:
             EngineDeadError: A step failed, `shutdown` was called, or this is a fork of the process that made it.
         """
         return self._generate(
-            lambda: parse_prompt(prompt, self._local.tokenizer, self._local.images),
+            lambda: parse_prompt(prompt, self._local.tokenizer, self._local.media),
             sampling_params,
             request_id,
             lora_request,
@@ -122,7 +122,7 @@ class AsyncLLM:
         """
 
         def render() -> ParsedPrompt:
-            return ConversationRenderer(self._local.text, images=self._local.images, **options).prompt(messages)
+            return ConversationRenderer(self._local.text, media=self._local.media, **options).prompt(messages)
 
         return self._generate(render, sampling_params, request_id, lora_request, priority)
 

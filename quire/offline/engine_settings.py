@@ -50,6 +50,8 @@ class EngineSettings(TypedDict, total=False):
     prompt_cache_share: float | str
     swap_space: float | str
     kv_offloading_size: float | str | None
+    kv_disk_path: str | None
+    kv_disk_size: float | str
     num_gpu_blocks_override: int | str | None
     mamba_cache_mode: Literal["align", "none"]
     mamba_block_size: int | str | None

@@ -109,7 +109,7 @@ class LLM(PoolingMethods):
         params = self._params_for(len(several), sampling_params)
         if priority is not None and (not isinstance(priority, Sequence) or len(priority) != len(several)):
             raise RequestError(f"{len(several)} prompts need a list of as many priorities.", param="priority")
-        parsed = (parse_prompt(prompt, self._local.tokenizer, self._local.images) for prompt in several)
+        parsed = (parse_prompt(prompt, self._local.tokenizer, self._local.media) for prompt in several)
         return self._run(parsed, params, use_tqdm, lora_request, priority)
 
     def chat(
@@ -149,7 +149,7 @@ class LLM(PoolingMethods):
             chat_template=chat_template,
             tools=tools,
             chat_template_kwargs=chat_template_kwargs,
-            images=self._local.images,
+            media=self._local.media,
         )
         prompts = list(map(renderer.prompt, as_conversations(messages)))
         return self._run(prompts, self._params_for(len(prompts), sampling_params), use_tqdm, lora_request)

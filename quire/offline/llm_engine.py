@@ -59,7 +59,7 @@ class LLMEngine:
             EngineDeadError: See `step`.
         """
         with self._local.exclusive():
-            parsed = parse_prompt(prompt, self._local.tokenizer, self._local.images)
+            parsed = parse_prompt(prompt, self._local.tokenizer, self._local.media)
             adapter = self._local.adapters.load_all([lora_request], self._take)[0]
             sequences = self._local.sequences(parsed, params, priority, adapter)
             return self._streams.submit(request_id, parsed.text, sequences).name

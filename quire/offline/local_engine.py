@@ -34,7 +34,7 @@ from quire.foundation.messages.to_engine import Adapter, Add
 from quire.foundation.processes.notebook import is_notebook
 from quire.logits_processors import import_path
 from quire.offline.adapters import LocalAdapters
-from quire.offline.images import LocalImages
+from quire.offline.media import LocalMedia
 from quire.offline.prompts import ParsedPrompt
 from quire.outputs import RequestOutput
 from quire.planning.auto_config import resolve
@@ -69,7 +69,7 @@ class LocalEngine:
         resolved = resolve(config)
         self.config = resolved.config
         self.text = load_model_text(self.config)
-        self.images = LocalImages(self.config)
+        self.media = LocalMedia(self.config)
         runtime_info, clock = build_model_runtime_info(self.config, resolved.spec), SystemClock()
         self.client = InProcessClient(
             self.config,

@@ -10,15 +10,15 @@ from typing import Any, NamedTuple, NotRequired, TypedDict
 import msgspec
 
 from quire.errors import ConfigError, RequestError
-from quire.foundation.messages.to_engine import MediaSpan, Medium
-from quire.offline.images import LocalImages, without_images
+from quire.foundation.messages.to_engine import MediaSpan, Medium, MediumKind
+from quire.offline.media import LocalMedia, without_media
 from quire.text.model_text import ModelText
 from quire.text.output_parsers.formats import Turn
 from quire.text.tokenizer import Tokenizer
 
 Prompt = str | Sequence[int] | Mapping[str, Any]
 """Text, token ids, `{"prompt": text}` or `{"prompt_token_ids": ids}`; the last two may have a `cache_salt`, and
-`multi_modal_data` for models that see images: `{"image": picture or list of pictures}`, each a PIL.Image, an array
+`multi_modal_data` for models that see or hear: `{"image": picture or list of pictures}`, each a PIL.Image, an array
 [height, width, 3] uint8 or a URL; and for models that hear: `{"audio": (samples, rate)}`."""
 
 Message = Mapping[str, Any]
@@ -45,7 +45,7 @@ class TokensPrompt(TypedDict):
 
 class ParsedPrompt(NamedTuple):
     """One prompt. `text` is None if only token ids were given, and `turn` if it is no conversation. `media` are its
-    images, and `source` the sound that an encoder reads."""
+    images and sounds, and `source` the sound that an encoder reads."""
 
     text: str | None
     tokens: list[int]
@@ -70,17 +70,17 @@ def as_prompts(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
 _OF_MEDIA = ("multi_modal_data", "mm_processor_kwargs")
 
 
-def parse_prompt(prompt: Prompt, tokenizer: Callable[[], Tokenizer], images: LocalImages | None = None) -> ParsedPrompt:
-    """A prompt with its token ids. `tokenizer` returns the model's tokenizer; it is only called for text. `images`
+def parse_prompt(prompt: Prompt, tokenizer: Callable[[], Tokenizer], media: LocalMedia | None = None) -> ParsedPrompt:
+    """A prompt with its token ids. `tokenizer` returns the model's tokenizer; it is only called for text. `media`
     reads `multi_modal_data`; None: there may be none. Raises RequestError if the value is no prompt, or has a field
     that is not supported."""
-    if isinstance(prompt, Mapping) and images is not None and "multi_modal_data" in prompt:
+    if isinstance(prompt, Mapping) and media is not None and "multi_modal_data" in prompt:
         rest = {name: value for name, value in prompt.items() if name not in _OF_MEDIA}
         parsed = parse_prompt(rest, tokenizer)
-        if (source := images.heard(prompt["multi_modal_data"])) is not None:
+        if (source := media.heard(prompt["multi_modal_data"])) is not None:
             return parsed._replace(source=source)
-        tokens, media = images.placed(parsed.tokens, *(prompt.get(name) or {} for name in _OF_MEDIA))
-        return parsed._replace(tokens=tokens, media=media)
+        tokens, spans = media.placed(parsed.tokens, *(prompt.get(name) or {} for name in _OF_MEDIA))
+        return parsed._replace(tokens=tokens, media=spans)
     salt = ""
     if isinstance(prompt, Mapping):
         if unknown := prompt.keys() - {"prompt", "prompt_token_ids", "cache_salt"}:
@@ -160,7 +160,7 @@ class ConversationRenderer:
         chat_template: str | None = None,
         tools: Sequence[Mapping[str, Any]] | None = None,
         chat_template_kwargs: Mapping[str, Any] | None = None,
-        images: LocalImages | None = None,
+        media: LocalMedia | None = None,
     ) -> None:
         template = text.chat_template
         if text.tokenizer is None or (template is None and chat_template is None):
@@ -169,7 +169,7 @@ class ConversationRenderer:
             template = text.other_chat_template(chat_template)
         assert template is not None
         self._tokenizer = text.tokenizer
-        self._images = images
+        self._media = media
         self._template = template.with_tools() if tools else template
         variables = text.hints.used(chat_template_kwargs or {}, self._template.variables)
         self._options: dict[str, Any] = {
@@ -178,18 +178,19 @@ class ConversationRenderer:
             "continue_final_message": continue_final_message,
             "variables": variables,
         }
-        self._placeholder = None if self._template.reads_parts or images is None else images.placeholder(text.tokenizer)
+        of_parts = self._template.reads_parts
+        self._placeholders = None if of_parts or media is None else media.placeholders(text.tokenizer)
 
     def prompt(self, messages: Sequence[Message]) -> ParsedPrompt:
         """One conversation, as plain data. Raises RequestError if it has no messages, or the template refuses them."""
         _check_messages(messages)
-        pictures = list[Any]()
-        if self._images is not None:
-            messages, pictures = without_images(messages, self._placeholder)
+        values = list[tuple[MediumKind, Any]]()
+        if self._media is not None:
+            messages, values = without_media(messages, self._placeholders)
         text = self._template.render(messages, **self._options)
         continued = messages[-1].get("content") if messages and self._options["continue_final_message"] else ""
         turn = Turn.behind(text, continued if isinstance(continued, str) else "")
-        tokens, media = self._tokenizer.encode(text, add_special_tokens=False), list[MediaSpan]()
-        if pictures and self._images is not None:
-            tokens, media = self._images.of_conversation(tokens, pictures)
-        return ParsedPrompt(text, tokens, turn=turn, media=media)
+        tokens, spans = self._tokenizer.encode(text, add_special_tokens=False), list[MediaSpan]()
+        if values and self._media is not None:
+            tokens, spans = self._media.of_conversation(tokens, values)
+        return ParsedPrompt(text, tokens, turn=turn, media=spans)

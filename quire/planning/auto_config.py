@@ -126,7 +126,7 @@ def resolve(config: Config, machine: Machine | None = None, *, replicas: bool = 
         f"dtype       {dtype}: {dtype_reason}",
         *_head_lines(spec),
         *pooling_lines(spec),
-        *(line + memory_of_images(config, spec) for line in image_lines),
+        *(line + memory_of_images(config, spec) * (line is image_lines[-1]) for line in image_lines),
         *speech_lines(replace(config, model=resolved), spec),
         *_quantization_lines(spec),
         f"context     {plan.max_model_len:,} tokens: {length_reason(config, spec)}",

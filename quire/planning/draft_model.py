@@ -122,10 +122,12 @@ def _check_head(name: str, draft: ModelSpec, spec: ModelSpec) -> None:
 
 
 class DraftBytes(NamedTuple):
-    """Bytes that a draft model takes: of weights, and of a KV block beside the model's own, with a head's states."""
+    """Bytes that a draft model takes of a rank: of weights, of a KV block beside the model's own, with a head's states,
+    and of its largest step on a GPU. On a CPU the buffers of the model's steps serve it too."""
 
     weights: int = 0
     block: int = 0
+    activations: int = 0
 
 
 def draft_bytes(config: Config) -> DraftBytes:
@@ -135,16 +137,12 @@ def draft_bytes(config: Config) -> DraftBytes:
         return DraftBytes()
     draft = rank_share(draft, Mesh(0, config.parallel.tensor_parallel_size))
     states = 0 if draft.head is None else size * draft.hidden * DTYPE_BYTES[dtype]
-    return DraftBytes(draft.weight_bytes(dtype), draft.kv_block_bytes(dtype, size) + states)
-
-
-def draft_model_bytes(config: Config) -> int:
-    """An estimate of what the draft model takes of a GPU beside its KV cache: weights and its largest step."""
-    draft, dtype, limits = drafter_spec(config), config.model.dtype, StepLimits.of(config)
-    if draft is None:
-        return 0
-    steps = StepLimits(limits.rows, max(DRAFT_TOKENS_A_STEP, limits.rows), limits.length)
-    return draft.weight_bytes(dtype) + gpu_activation_bytes(draft, dtype, config.cache.block_size, steps)
+    activations = 0
+    if config.device.device == "cuda":
+        limits = StepLimits.of(config)
+        steps = StepLimits(limits.rows, max(DRAFT_TOKENS_A_STEP, limits.rows), limits.length)
+        activations = gpu_activation_bytes(draft, dtype, size, steps)
+    return DraftBytes(draft.weight_bytes(dtype), draft.kv_block_bytes(dtype, size) + states, activations)
 
 
 def _download(config: Config, name: str) -> Path:

@@ -52,7 +52,7 @@ def for_device(config: Config, spec: ModelSpec, directory: Path) -> tuple[Config
         ConfigError: transformers is not installed.
         CheckpointError: transformers cannot serve the model either.
     """
-    if config.device.device == "cpu" or not spec.state_layers or config.model.model_impl != "auto":
+    if config.device.device == "cpu" or not spec.on_cpus_alone or config.model.model_impl != "auto":
         return config, spec
     model = replace(config.model, model_impl="transformers")
     return replace(config, model=model), spec_of(model, directory)
@@ -84,7 +84,7 @@ def fallback_lines(config: Config, spec: ModelSpec, asked: str) -> list[str]:
         return [] if asked == "auto" else ["model impl  Quire's own layers: as asked"]
     why = "Quire has no layers of its own for it"
     if config.model.model_impl == "transformers":
-        why = "as asked" if asked == "transformers" else "Quire's own layers for it run on a CPU alone so far"
+        why = "as asked" if asked == "transformers" else "some of Quire's own layers for it run on a CPU alone so far"
     how = {
         "paged": "with Quire's paged attention",
         "own": "each sequence by itself, with a cache of its own (slow)",

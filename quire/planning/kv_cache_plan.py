@@ -119,6 +119,7 @@ def plan_kv_cache(config: Config, spec: ModelSpec, memory: Machine | MeasuredMem
 def check_host_tier(config: Config, spec: ModelSpec) -> None:
     """Raise a ConfigError if the prefix cache can keep nothing in host memory."""
     size, why = config.cache.kv_offloading_size, ""
+    _check_disk(config, spec)
     if size is None:
         return
     if not 0 < size < math.inf:
@@ -131,6 +132,25 @@ def check_host_tier(config: Config, spec: ModelSpec) -> None:
         why = "needs the prefix cache: leave out --no-enable-prefix-caching"
     if why:
         raise ConfigError(f"--kv-offloading-size {why}.", param="kv_offloading_size")
+
+
+def _check_disk(config: Config, spec: ModelSpec) -> None:
+    """Raise a ConfigError if the prefix cache can keep nothing on disk."""
+    cache, why = config.cache, ""
+    if cache.kv_disk_path is None:
+        return
+    if not 0 < cache.kv_disk_size < math.inf:
+        raise ConfigError(
+            f"--kv-disk-size must be above 0, and finite; got {cache.kv_disk_size:g}.", param="kv_disk_size"
+        )
+    if cache.kv_offloading_size is None:
+        why = "needs --kv-offloading-size: blocks come and go through host memory"
+    elif spec.state_layers:
+        why = "is of no use: this model's states stay on the device, and without them its blocks serve nobody"
+    elif config.parallel.ranks > 1 or config.parallel.data_parallel_size > 1:
+        why = "serves one engine of one rank: leave it out, or leave out --tensor-parallel-size and the like"
+    if why:
+        raise ConfigError(f"--kv-disk-path {why}.", param="kv_disk_path")
 
 
 def _num_host_blocks(config: Config, demand: KVDemand, budget: MemoryBudget, footprint: Footprint, length: int) -> int:

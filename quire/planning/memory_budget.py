@@ -248,7 +248,7 @@ def activation_bytes(config: Config, spec: ModelSpec, limits: StepLimits, own_ke
     dtype, block_size = config.model.dtype, config.cache.block_size
     own = sequence_bytes(config, spec)
     if config.device.device == "cuda":
-        return own + gpu_activation_bytes(spec, dtype, block_size, limits)
+        return own + gpu_activation_bytes(spec, dtype, block_size, limits) + draft_bytes(config).activations
     return own + cpu_activation_bytes(spec, dtype, block_size, limits, own_kernels)
 
 

@@ -31,9 +31,9 @@ def check_states(config: Config, spec: ModelSpec, device: str) -> None:
     if not spec.state_layers:
         return
     cache, name = config.cache, spec.architecture
-    if device != "cpu":
+    if device != "cpu" and spec.on_cpus_alone:
         raise ConfigError(
-            f"{name} has recurrent layers, which run on a CPU alone so far: give --model-impl transformers or "
+            f"{name} has recurrent layers that run on a CPU alone so far: give --model-impl transformers or "
             "--device cpu.",
             param="model_impl",
         )

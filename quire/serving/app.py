@@ -24,15 +24,15 @@ from quire.errors import ConfigError, QuireError, RequestError
 from quire.foundation.clock import SystemClock
 from quire.foundation.config import Config, environment
 from quire.media.model_audio import load_model_audio
-from quire.media.model_images import load_model_images
+from quire.media.model_media import load_model_media
 from quire.serving.api.audio.routes import AUDIO_PATHS, add_audio
 from quire.serving.api.audio.transcripts import Speech
 from quire.serving.api.auth import CallerMiddleware, RequestIdMiddleware
 from quire.serving.api.chat_parsers import choose_parsers
 from quire.serving.api.chat_service import ChatService
 from quire.serving.api.error_responses import ErrorMiddleware, error_response, http_error_response
-from quire.serving.api.images import RequestImages
 from quire.serving.api.large_requests.readers import LargeRequestReaders
+from quire.serving.api.media import RequestMedia
 from quire.serving.api.middleware import BodyLimitMiddleware, CrossOriginMiddleware
 from quire.serving.api.own_middleware import add_own_middleware
 from quire.serving.api.peers import Peers, SharedCounts
@@ -123,8 +123,8 @@ def create_app(
         )
     readers = LargeRequestReaders(config)
     renderer = PromptRenderer(text, readers, server.chat_template_content_format, server.default_chat_template_kwargs)
-    images = RequestImages(load_model_images(config), config, readers)
-    chats = ChatService(server, session, text, renderer, choose_parsers(server, text), images)
+    media = RequestMedia(load_model_media(config), config, readers)
+    chats = ChatService(server, session, text, renderer, choose_parsers(server, text), media)
     speech = _speech(config, text, readers)
     store = open_store(server, environment.responses_store())
     counts = counts or SharedCounts(session.stats, Peers())

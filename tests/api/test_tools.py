@@ -12,6 +12,12 @@ import openai
 import openai.types.chat as openai_chat
 import pytest
 
+from quire.engine.structured_output.grammars import grammar_of
+from quire.engine.structured_output.messages import Constraint
+from quire.serving.api.chat_parsers import ChatParsers
+from quire.serving.api.schemas.tools import ToolUse
+from quire.text.hints import HintLog
+from quire.text.output_parsers.events import Tool
 from tests.api.server import Server
 from tests.api.speaker import Speaker, speaking
 from tests.structured_output.accepting import accepts
@@ -136,13 +142,33 @@ def test_a_custom_call_is_streamed_with_its_whole_input(server: Server, model: S
     assert choices[-1]["finish_reason"] == "tool_calls"
 
 
-def test_a_grammar_that_is_not_enforced_is_named_in_the_log(
-    server: Server, model: Speaker, caplog: pytest.LogCaptureFixture
-) -> None:
-    form = {"type": "grammar", "grammar": {"syntax": "lark", "definition": 'start: "a" start "b" | "c"'}}
-    model.text = "Hm."
-    ask(server, messages=ASKED, tools=[{"type": "custom", "custom": {"name": "edit", "format": form}}])
+def test_a_grammar_of_the_input_is_enforced_or_refused(server: Server) -> None:
+    def asked(definition: str, behind: str = "") -> Any:
+        form = {"type": "grammar", "grammar": {"syntax": "lark", "definition": definition}}
+        tools = [WEATHER, {"type": "custom", "custom": {"name": "edit", "format": form}}]
+        return server.post(f"/v1/chat/completions{behind}", {"messages": MESSAGES, "tools": tools})
+
+    recursive = 'start: "\\"" start "b" | "c" LF\n%import common.LF'
+    sent = asked(recursive, "/render").json()["sampling_params"]["structured_outputs"]["grammar"]
+    grammar = grammar_of(Constraint("grammar", sent), {})
+    begun = 'Hm.\n<tool_call>\n{"name": "edit", "arguments": {"input": "'
+    inputs = {"c\n": True, '""c\nbb': True, '"c\nbb': False, "c": False}
+    written = {text: accepts(grammar, f'{begun}{json.dumps(text)[1:-1]}"}}}}\n</tool_call>') for text in inputs}
+    assert written == inputs
+    refused = asked('start: "a"\nB.2: "b"')
+    assert refused.status_code == 400
+    assert refused.json()["error"]["message"].startswith(
+        "tools: the input of the tool 'edit': line 2 of the grammar: priorities are not supported"
+    )
+
+
+def test_a_grammar_of_the_input_is_a_hint_where_calls_cannot_be_held_to_any(caplog: pytest.LogCaptureFixture) -> None:
+    tools = ToolUse((Tool("edit", strict=True, input_grammar='start: "a"'), Tool("f", strict=True)))
+    with caplog.at_level("INFO"):
+        free, strict = ChatParsers("gemma4").held(tools, HintLog()).tools
+    assert (free.strict, free.input_grammar, strict.strict) == (False, "", True)
     assert "a tool's grammar of syntax lark" in caplog.text
+    assert ChatParsers("hermes").held(tools, HintLog()) is tools
 
 
 def test_a_custom_call_that_was_cut_off_has_the_input_so_far(server: Server, model: Speaker) -> None:

@@ -87,8 +87,10 @@ class ModelEngine(Engine):
         assert isinstance(self.client.receive(0), Ready)
 
     def finish_steps(self) -> None:
-        while self.client.counts()["in_flight"]:
+        while (counts := self.client.counts())["in_flight"] or counts["moves"]:
+            self._wait = 60.0 if counts["in_flight"] else 0.0  # nothing comes of an order alone
             self.step()
+        self._wait = 60.0
 
 
 def make_model(directory: Path, architecture: str) -> Path:
@@ -199,11 +201,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Hold conversations on all kinds of engines; 1 if prompts share less than nine tenths of what is cached."""
     parser = argparse.ArgumentParser(prog="python -m tests.equivalence.conversation_engines", description=__doc__)
     parser.add_argument("--scripts", type=int, default=1000)
+    parser.add_argument("--first", type=int, default=0, help="the seed of the first one")
     options = parser.parse_args(arguments)
     total = Hits()
     with tempfile.TemporaryDirectory() as directory:
         for number, kind in enumerate(KINDS):
-            seeds = range(number, options.scripts, len(KINDS))
+            seeds = range(options.first + number, options.first + options.scripts, len(KINDS))
             with counted_hits() as hits, held(Path(directory), kind) as engines:
                 for seed in seeds:
                     engines.run(seed)

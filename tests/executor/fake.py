@@ -38,6 +38,7 @@ from quire.runtime.executor.executor import FaultHook, no_faults
 from quire.scheduling.kvcache.cache_groups import FULL_ATTENTION, CacheGroup
 from quire.scheduling.kvcache.host_index import index_bytes
 from tests.executor.fake_adapters import FakeAdapters
+from tests.executor.fake_blocks import Contents, FakeDisk, FakeOrders
 from tests.executor.fake_pooling import fake_vector
 
 
@@ -117,6 +118,7 @@ class FakeExecutor:
             behind a cached prefix; the others' chunks must be all of the text.
         num_states: Reported as a device limit; with any, the model has states.
         host_memory: Outlives this executor, and is ready at once; None: its own.
+        disk: Outlives it as well; None: there is none.
     """
 
     def __init__(
@@ -138,6 +140,7 @@ class FakeExecutor:
         pools_from_cache: Callable[[PoolingParams], bool] = lambda params: False,
         num_states: int = 0,
         host_memory: FakeHostMemory | None = None,
+        disk: FakeDisk | None = None,
     ) -> None:
         self._num_blocks = num_blocks
         self._block_size = block_size
@@ -145,7 +148,7 @@ class FakeExecutor:
         self._groups = groups
         self._num_host_blocks = num_host_blocks
         self._ready_host_blocks = ready_host_blocks or (lambda: num_host_blocks)
-        self._reported_host_blocks = num_host_blocks if host_memory is not None else 0
+        self._reported_host_blocks = num_host_blocks if host_memory is not None or disk is not None else 0
         self._sample_token = sample
         self._accept = accept
         self._max_in_flight = max_in_flight
@@ -162,6 +165,10 @@ class FakeExecutor:
         self._blocks: dict[int, list[int | None]] = {}  # by block: its tokens
         memory = host_memory or FakeHostMemory()
         self._host, self._host_written_by = memory.blocks, memory.written_by
+        self._disk = disk
+        self._orders = FakeOrders(
+            adapters or FakeAdapters({}), self._read_host, self._write_host, self._load_block, disk
+        )
         self._num_states = num_states
         self._states = {number: number for number in range(1, num_states + 1)}  # undefined at first
         self._plans: deque[Plan] = deque()
@@ -173,11 +180,24 @@ class FakeExecutor:
         return self._max_in_flight
 
     @property
-    def orders(self) -> FakeAdapters:
-        return self.adapters or FakeAdapters({})
+    def orders(self) -> FakeOrders:
+        return self._orders
+
+    def _read_host(self, host: int) -> Contents:
+        return list(self._host[host]), self._host_written_by[host]
+
+    def _write_host(self, host: int, contents: Contents) -> None:
+        self._host[host], self._host_written_by[host] = list(contents[0]), contents[1]
+
+    def _load_block(self, host: int, block: int) -> None:
+        self._blocks[block] = list(self._host[host])
+        self._written_by[block] = self._host_written_by[host]
 
     def start(self) -> DeviceLimits:
-        return DeviceLimits(self._num_blocks, self._vocab_size, self._num_host_blocks, num_states=self._num_states)
+        return DeviceLimits(
+            self._num_blocks, self._vocab_size, self._num_host_blocks, num_states=self._num_states,
+            disk=None if self._disk is None else self._disk.contents(), ready_host_blocks=self._reported_host_blocks,
+        )  # fmt: skip
 
     def submit(self, plan: Plan) -> None:
         self._fault("submit", plan.step)
@@ -198,6 +218,7 @@ class FakeExecutor:
         if self._step_s:
             time.sleep(self._step_s)
         self._apply_changes(plan)
+        self._orders.computed = plan.step
         self._load_states(plan)
         self._move_rows(plan)
         self._save_states(plan)
@@ -235,6 +256,7 @@ class FakeExecutor:
             self._slots[slot].tables[group, index] = block
         hosts = [host for _, host in plan.swap_out]
         assert len(set(hosts)) == len(hosts), "two blocks are copied to one host block"
+        assert self._orders.used.isdisjoint(hosts), "a host block is overwritten while it is used"
         for device, host in plan.swap_out:
             assert 0 <= host < self._reported_host_blocks, "swapped to a host block that is not ready"
             unwritten: list[int | None] = [None] * self._block_size  # taken for draft tokens that were rejected
@@ -246,8 +268,7 @@ class FakeExecutor:
             self._blocks[target] = list(self._blocks[source])
             self._written_by[target] = self._written_by[source]
         for host, device in plan.swap_in:
-            self._blocks[device] = list(self._host[host])
-            self._written_by[device] = self._host_written_by[host]
+            self._load_block(host, device)
 
     def _move_rows(self, plan: Plan) -> None:
         """Write each row's known tokens and move its slot past them."""
@@ -303,6 +324,7 @@ class FakeExecutor:
         index, offset = divmod(position, self._block_size)
         for group in range(len(self._groups)):
             block = slot.tables[group, index]
+            assert block not in self._orders.filling, "a block is written while it is filled"
             if offset == 0:
                 self._blocks[block] = [None] * self._block_size
                 self._written_by[block] = self._adapter(slot)

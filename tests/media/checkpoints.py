@@ -48,7 +48,7 @@ def make_llava(directory: Path, *, seed: int = 0, text: Mapping[str, Any] | None
         "vision_config": vision, "text_config": LlamaConfig(**tiny), "image_token_id": IMAGE_TOKEN, **config,
     }  # fmt: skip
     model = LlavaForConditionalGeneration(LlavaConfig(**sizes))
-    _write(model, directory, seed, (IMAGE,), TEMPLATE)
+    write_model(model, directory, seed, (IMAGE,), TEMPLATE)
     (directory / "preprocessor_config.json").write_text(json.dumps(clip_settings()))
     return directory
 
@@ -68,7 +68,7 @@ def make_idefics(directory: Path, *, seed: int = 0) -> Path:
         vision_config=vision | {"image_size": 32, "patch_size": 8}, text_config=text, image_token_id=IMAGE_TOKEN,
         scale_factor=2,
     )  # fmt: skip
-    _write(Idefics3ForConditionalGeneration(config), directory, seed, (IMAGE, *TILE), TEMPLATE)
+    write_model(Idefics3ForConditionalGeneration(config), directory, seed, (IMAGE, *TILE), TEMPLATE)
     images = {"image_processor_type": "Idefics3ImageProcessor", "size": {"longest_edge": 64}}
     images |= {"max_image_size": {"longest_edge": 32}}
     (directory / "preprocessor_config.json").write_text(json.dumps(images))
@@ -77,7 +77,7 @@ def make_idefics(directory: Path, *, seed: int = 0) -> Path:
     return directory
 
 
-def _write(model: Any, directory: Path, seed: int, special_tokens: Sequence[str], template: str) -> None:
+def write_model(model: Any, directory: Path, seed: int, special_tokens: Sequence[str], template: str) -> None:
     """Write a model with random weights, a tokenizer whose special tokens follow its vocabulary, and a template."""
     import torch
     from tokenizers import Tokenizer
@@ -131,6 +131,7 @@ QWEN_TEMPLATE = (
     "{% if message['content'] is string %}{{ message['content'] }}{% else %}"
     "{% for content in message['content'] %}"
     "{% if content['type'] == 'image' or 'image_url' in content %}<|vision_start|><|image_pad|><|vision_end|>"
+    "{% elif content['type'] == 'video' or 'video' in content %}<|vision_start|><|video_pad|><|vision_end|>"
     "{% elif 'text' in content %}{{ content['text'] }}{% endif %}{% endfor %}{% endif %}<|im_end|>\n{% endfor %}"
     "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
 )
@@ -160,7 +161,7 @@ def make_qwen(directory: Path, generation: str, *, seed: int = 0) -> Path:
     config_class = getattr(transformers, f"Qwen{generation}VLConfig".replace("2_5VL", "2_5_VL"))
     config = config_class(vision_config=vision, text_config=text, **ids)
     model = getattr(transformers, f"Qwen{generation}VLForConditionalGeneration".replace("2_5VL", "2_5_VL"))(config)
-    _write(model, directory, seed, QWEN_TOKENS, QWEN_TEMPLATE)
+    write_model(model, directory, seed, QWEN_TOKENS, QWEN_TEMPLATE)
     (directory / "preprocessor_config.json").write_text(json.dumps(QWEN_PROCESSOR))
     return directory
 

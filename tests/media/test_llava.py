@@ -140,7 +140,10 @@ def test_wrong_images_are_refused(llm: LLM) -> None:
         ({"prompt": "Hello", "multi_modal_data": {"image": picture()}}, "0 placeholders for images and 1 images"),
         ({"prompt": IMAGE, "multi_modal_data": {"image": [picture()] * 2}}, "1 placeholders for images and 2 images"),
         ({"prompt": IMAGE, "multi_modal_data": {"image": 3}}, "PIL.Image or an array, got int"),
-        ({"prompt": IMAGE, "multi_modal_data": {"video": [picture()]}}, "multi_modal_data with 'video'"),
+        (
+            {"prompt": IMAGE, "multi_modal_data": {"video": [picture()]}},
+            "reads text and images alone: leave videos out",
+        ),
         ({"prompt": IMAGE, "multi_modal_data": {"image": "https://example.com/a.png"}}, "--allowed-media-domains"),
         ({"prompt": IMAGE, "multi_modal_data": {"image": "data:image/png;base64,AAAA"}}, "cannot be read"),
     ]

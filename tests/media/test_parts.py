@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from quire.errors import RequestError
-from quire.offline.images import without_images
-from quire.serving.api.schemas.chat import ChatMessage, ImagePart, SeenImages, plain_messages
+from quire.offline.media import without_media
+from quire.serving.api.schemas.chat import ChatMessage, MediumPart, SeenMedia, plain_messages
 
 URL = "data:image/png;base64,AAAA"
 TEXT = {"type": "text", "text": "What?"}
@@ -28,13 +28,13 @@ def test_images_stay_in_their_places(part: dict[str, Any]) -> None:
     message = {"role": "user", "content": [TEXT, part, TEXT]}
     found: dict[str, Any] = {}
     for form in ("text", "parts", "as sent"):
-        seen = SeenImages("<image>")
-        (found[form],) = plain_messages([ChatMessage.model_validate(message)], content=form, images=seen)  # type: ignore[arg-type]
-        assert seen.parts == [ImagePart("messages[0].content[1]", URL, part.get("uuid"))]
+        seen = SeenMedia({"image": "<image>"})
+        (found[form],) = plain_messages([ChatMessage.model_validate(message)], content=form, media=seen)  # type: ignore[arg-type]
+        assert seen.parts == [MediumPart("messages[0].content[1]", URL, part.get("uuid"))]
     assert found["text"]["content"] == "What?\n<image>\nWhat?"
     assert found["parts"] == found["as sent"] == {"role": "user", "content": [TEXT, {"type": "image"}, TEXT]}
-    assert without_images([message], None) == ([found["parts"]], [URL])
-    assert without_images([message], "<image>") == ([found["text"]], [URL])
+    assert without_media([message], None) == ([found["parts"]], [("image", URL)])
+    assert without_media([message], {"image": "<image>"}) == ([found["text"]], [("image", URL)])
 
 
 def test_models_that_read_text_alone_are_shown_no_images() -> None:

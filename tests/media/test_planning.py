@@ -67,7 +67,7 @@ def test_text_alone_is_served_where_images_are_not_wanted(model: Path, settings:
     (line,) = (line for line in images.reasons if line.startswith("images"))
     assert "tokens each; the tower takes" in line
     assert "for vectors of 4,096 tokens" in line
-    assert started(model, limit_mm_per_prompt={"image": {"count": 2, "width": 512}}).config.media.max_images == 2
+    assert started(model, limit_mm_per_prompt={"image": {"count": 2, "width": 512}}).config.media.most_of("image") == 2
     served = load_model_images(images.config)
     assert served is not None
     assert served.limit == 2

@@ -228,8 +228,8 @@ def test_parts_and_limits_that_are_wrong_are_named(server: Server) -> None:
         (chat({"type": "input_image", "file_id": "file-1"}), "images of files are not read"),
         (chat({"type": "input_audio", "input_audio": {}}), "are not supported yet"),
         (chat(good, f"What is {IMAGE}?"), "2 placeholders for images and 1 images"),
-        (chat(good, "a", truncate_prompt_tokens=5), "truncate_prompt_tokens cannot be combined with images"),
-        (chat(good, "a", use_beam_search=True, n=2), "use_beam_search cannot be combined with images"),
+        (chat(good, "a", truncate_prompt_tokens=5), "truncate_prompt_tokens cannot be combined with media"),
+        (chat(good, "a", use_beam_search=True, n=2), "use_beam_search cannot be combined with media"),
         (chat(good, "a " * 300), "maximum context length"),
     ]
     for body, message in refused:

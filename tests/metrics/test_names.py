@@ -60,8 +60,10 @@ def test_the_documentation_lists_what_the_registry_has(page: str) -> None:
     assert len(on_a_gpu) == 5
     of_states = {name for name in documented if name.startswith("quire:state_")}
     assert len(of_states) == 2
-    of_the_host = {name for name in documented if "kv_offload" in name or "external_prefix" in name}
-    assert len(of_the_host) == 5
+    of_the_host = {
+        name for name in documented if "kv_offload" in name or "external_prefix" in name or "kv_disk" in name
+    }
+    assert len(of_the_host) == 8
     of_images = {name for name in documented if name.startswith("vllm:mm_cache_")}
     assert len(of_images) == 2
     assert documented - on_a_gpu - of_states - of_the_host - of_images == {

@@ -27,6 +27,7 @@ pytestmark = pytest.mark.usefixtures("always_drafting")
 LIMITS: dict[str, Any] = {
     "dtype": "float32", "max_model_len": 160, "max_num_seqs": 6, "max_num_batched_tokens": 48, "block_size": 8,
     "num_gpu_blocks_override": 40, "skip_tokenizer_init": True, "mamba_block_size": 16, "num_states_override": 40,
+    "language_model_only": True,
 }  # fmt: skip
 """So few blocks that sequences are preempted."""
 
@@ -46,9 +47,12 @@ def noted() -> Iterator[Noted]:
         yield found
 
 
+LONG = [pytest.mark.long("engine")]
+
+
 @pytest.mark.parametrize(
     "layout",
-    [pytest.param(name, marks=[pytest.mark.long("engine")] * (name in ("deepseek", "qwen3_next"))) for name in LAYOUTS],
+    [pytest.param(name, marks=LONG * (name in ("deepseek", "qwen3_5", "nemotron"))) for name in LAYOUTS],
 )
 def test_a_head_proposes_what_is_published_and_changes_nothing(layout: str, tmp_path: Path, noted: Noted) -> None:
     """Whatever its sequences went through: chunks, cached prefixes, preemption."""

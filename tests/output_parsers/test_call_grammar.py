@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import random
+import re
 from typing import Any
 
 import numpy as np
@@ -49,6 +50,11 @@ SCHEMA: dict[str, Any] = {
                        "additionalProperties": False}},
 }  # fmt: skip
 TOOLS = (Tool("f", SCHEMA, strict=True), Tool("g", {"type": "object", "additionalProperties": False}, strict=True))
+LINES = """
+start: line+ "=" /["\\\\]/
+line: "+" /.{0,3}/ LF
+%import common.LF
+"""
 ENFORCED = [name for name in TOOL_PARSERS if tool_format(name).syntaxes]
 BYTES = llguidance.LLTokenizer("byte")
 
@@ -115,6 +121,18 @@ def test_an_answer_that_must_call_is_calls_that_match_and_nothing_else(name: str
         assert calls, text
         assert all(matches(*call) for call in calls), text
         assert not any(isinstance(event, ContentDelta) for event in events), text
+
+
+@pytest.mark.parametrize("name", ENFORCED)
+def test_the_input_of_a_tool_is_of_its_grammar(name: str) -> None:
+    lines = Tool("f", {"properties": {"input": {"type": "string"}}}, strict=True, input_grammar=LINES)
+    texts = [walk(call_grammar(name, [lines], must_call=True), seed) for seed in range(12)]
+    calls = [call for text in texts if text is not None for call in calls_of(parsed(text, name))]
+    assert len(calls) >= 6
+    for called, arguments in calls:
+        assert called == "f"
+        assert arguments.keys() == {"input"}
+        assert re.fullmatch(r'(\+[^\n]{0,3}\n)+=["\\\\]', arguments["input"]), arguments
 
 
 @pytest.mark.parametrize("name", ENFORCED)

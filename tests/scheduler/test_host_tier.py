@@ -13,10 +13,11 @@ from typing import Any
 import pytest
 
 from quire.foundation.clock import SystemClock
-from quire.foundation.messages.workers import Result
+from quire.foundation.messages.workers import BlocksLoaded, LoadBlocks, OrderDone, Result
 from quire.scheduling.kvcache.block_pool import BlockPool
 from quire.scheduling.kvcache.block_table import PrefixMatch
 from quire.scheduling.kvcache.cache_groups import FULL, CacheGroup, Chunk, Reach, Window
+from quire.scheduling.kvcache.disk_pool import DiskPool
 from quire.scheduling.kvcache.host_index import HostIndex
 from quire.scheduling.kvcache.host_pool import HostPool
 from quire.scheduling.kvcache.host_tier import HostTier, HostTierStats
@@ -25,6 +26,7 @@ from quire.scheduling.scheduler.scheduler import Scheduler
 from quire.scheduling.scheduler.token_budget import TokenBudget
 from tests.engine.harness import add
 from tests.executor.fake import FakeExecutor, FakeHostMemory, hash_token
+from tests.executor.fake_blocks import FakeDisk, FakeOrders
 
 BLOCK = 4
 SEEDS = range(8)
@@ -49,7 +51,7 @@ class Stage:
 
     def __init__(
         self, host: int = 60, reaches: Sequence[Reach] = (FULL,), cost: FixedCost | None = None,
-        memory: FakeHostMemory | None = None,
+        memory: FakeHostMemory | None = None, disk: FakeDisk | None = None,
         **settings: Any,
     ) -> None:  # fmt: skip
         groups, blocks = [CacheGroup(reach=reach) for reach in reaches], 22 * len(reaches)
@@ -57,8 +59,15 @@ class Stage:
         self.pool, self.host, self.reaches = BlockPool(blocks, BLOCK), HostPool(index=index), reaches
         if memory is not None:
             self.host.inherit(host)
-        self.tier = HostTier(self.pool, self.host, load_ms=1.0)
-        self.executor = FakeExecutor(blocks, BLOCK, groups=groups, num_host_blocks=host, host_memory=memory)
+        elif disk is not None:
+            self.host.grow(host)
+        pool = None
+        if disk is not None:
+            pool = DiskPool(disk.num_blocks, [(slot, (group, key)) for slot, group, key in disk.contents().entries])
+        self.tier = HostTier(self.pool, self.host, load_ms=1.0, disk=pool)
+        self.executor = FakeExecutor(blocks, BLOCK, groups=groups, num_host_blocks=host, host_memory=memory, disk=disk)
+        luck = random.Random(blocks)
+        self.executor.orders.delay = lambda: luck.randint(1, 4)
         preemption = Preemption(self.host, settings.pop("mode", "swap"), cost, self.tier)
         self.scheduler = Scheduler(self.pool, 3, TokenBudget(24), preemption, SystemClock(), groups=groups)
         self.got: dict[int, list[int]] = {}
@@ -81,11 +90,16 @@ class Stage:
     def run(self, most: int = 10_000) -> None:
         """Two plans ahead, until nothing is left, or as many results have come."""
         for _ in range(most):
-            if not self.scheduler.has_work:
+            if not self.scheduler.has_work and not self.scheduler.moves_blocks:
                 return
+            self._take_orders()
             while self.scheduler.steps_in_flight < 2 and (plan := self.scheduler.plan()):
                 self.executor.submit(plan)
+            for order in self.scheduler.take_orders():
+                self.executor.orders.post(order)
             self.scheduler.cache_blocks()
+            if not self.scheduler.steps_in_flight:
+                continue
             result = self.executor.collect(None)
             assert isinstance(result, Result)
             outputs = self.scheduler.process_result(result)
@@ -94,6 +108,10 @@ class Stage:
                 self.got[number] += [next(tokens) for _ in range(count)]
             self.cached |= dict(outputs.cached_tokens)
 
+    def _take_orders(self) -> None:
+        for done in self.executor.orders.done():
+            self.scheduler.moved(done)
+
     def answer(self, prompt: Sequence[int], most: int = 1, **fields: Any) -> list[int]:
         number = self.begin(prompt, most, **fields)
         self.run()
@@ -101,10 +119,12 @@ class Stage:
         return self.got[number]
 
 
-def converse(seed: int, rounds: int = 12, memory: FakeHostMemory | None = None, **settings: Any) -> HostTierStats:
-    """Hold several conversations at a time, and compare every answer with that of a cold engine. With a memory that
-    outlives engines, some of them die between, with plans in flight."""
-    rng, stage = random.Random(seed), Stage(memory=memory, **settings)
+def converse(
+    seed: int, rounds: int = 12, memory: FakeHostMemory | None = None, disk: FakeDisk | None = None, **settings: Any
+) -> HostTierStats:
+    """Hold several conversations at a time, and compare every answer with that of a cold engine. With a memory or disk
+    that outlives engines, some of them die between, with plans in flight."""
+    rng, stage = random.Random(seed), Stage(memory=memory, disk=disk, **settings)
     sessions: list[list[int]] = [[]]
     for _ in range(rounds):
         turns = {}
@@ -119,13 +139,13 @@ def converse(seed: int, rounds: int = 12, memory: FakeHostMemory | None = None, 
             assert stage.got[number] == stage.alone(prompt, most), f"sequence {number} of seed {seed} got other tokens"
             sessions.append([*prompt, *stage.got[number]])
         sessions = sessions[-8:]
-        if memory is not None and rng.random() < 0.5:
+        if (memory is not None or disk is not None) and rng.random() < 0.5:
             for session in sessions[-2:]:
                 stage.begin([*session[:40], 1, 2], 5)
             stage.run(rng.randint(0, 6))
             stage.executor.tear()
             lost = stage.tier.stats
-            stage = Stage(memory=memory, **settings)
+            stage = Stage(memory=memory, disk=disk, **settings)
             for name, count in vars(lost).items():
                 setattr(stage.tier.stats, name, count)
     assert stage.pool.num_free == stage.pool.num_blocks
@@ -175,6 +195,44 @@ def test_another_salt_finds_nothing() -> None:
     assert stage.tier.stats.hit_tokens == 0
     stage.answer([*prompt, 8], 1, cache_salt="a")
     assert stage.tier.stats.hit_tokens == 40
+
+
+def test_steps_go_on_while_a_request_awaits_its_blocks() -> None:
+    """It runs once they have come, and no plan waits for them."""
+    stage = Stage()
+    prompt = list(range(40))
+    stage.answer(prompt, 1)
+    for other in range(100, 400, 50):
+        stage.answer(range(other, other + 45), 1)
+    stage.executor.orders.delay = lambda: 8
+    late = stage.begin([*prompt, 7], 1)
+    other = stage.begin([500, 501], 12)
+    stage.run(7)
+    assert stage.scheduler.moves_blocks
+    assert len(stage.got[other]) >= 5
+    assert not stage.got[late]
+    stage.run()
+    assert stage.cached[late] == 40
+    assert stage.got[late] == stage.alone([*prompt, 7], 1)
+    assert stage.got[other] == stage.alone([500, 501], 12)
+
+
+def test_who_ends_while_its_blocks_come_leaves_them_to_others() -> None:
+    stage = Stage()
+    prompt = list(range(40))
+    stage.answer(prompt, 1)
+    for other in range(100, 400, 50):
+        stage.answer(range(other, other + 45), 1)
+    stage.executor.orders.delay = lambda: 4
+    number = stage.begin([*prompt, 7], 1)
+    stage.run(1)
+    assert stage.scheduler.moves_blocks
+    stage.scheduler.abort(number)
+    follower = stage.begin([*prompt, 8], 1)
+    stage.run()
+    assert stage.tier.stats.loaded == 10
+    assert stage.cached[follower] == 40
+    assert stage.pool.num_free == stage.pool.num_blocks
 
 
 @pytest.mark.parametrize(("token_ms", "loads"), [(0.3, True), (0.2, False)])
@@ -251,6 +309,115 @@ def test_an_entry_that_was_half_written_is_left_out() -> None:
     assert HostIndex(memoryview(memory.index), bytes(range(32))).entries() == entries[1:]
 
 
+# --- the disk ---------------------------------------------------------------------------------------------------------
+
+
+def faulty_disk(seed: int, num_blocks: int = 80) -> FakeDisk:
+    luck = random.Random(seed)
+    return FakeDisk(num_blocks, full=lambda: luck.random() < 0.05, tears=lambda: luck.random() < 0.1)
+
+
+@pytest.mark.parametrize("reaches", KINDS)
+def test_conversations_go_on_over_disks_that_fail_and_engines_that_die(reaches: tuple[Reach, ...]) -> None:
+    for seed in SEEDS:
+        memory = FakeHostMemory() if seed % 2 else None
+        disk = faulty_disk(seed, (80, 9)[seed % 3 == 0])
+        stats = converse(seed, memory=memory, disk=disk, host=(30, 9)[seed % 2], reaches=reaches)
+        assert stats.disk_stored > 0
+
+
+def test_a_restart_finds_on_disk_what_was_computed() -> None:
+    disk, prompt = FakeDisk(80), list(range(60))
+    Stage(disk=disk).answer(prompt, 8)
+    successor = Stage(disk=disk)
+    number = successor.begin([*prompt, 7], 1)
+    successor.run()
+    assert successor.got[number] == successor.alone([*prompt, 7], 1)
+    assert successor.cached[number] == 60
+    assert successor.tier.stats.disk_loaded == 15
+
+
+def test_blocks_that_were_torn_are_computed_again() -> None:
+    disk, prompt = FakeDisk(80), list(range(60))
+    Stage(disk=disk).answer(prompt, 8)
+    slot = [slot for slot, _ in disk.slots.items()][4]
+    disk.slots[slot] = disk.slots[slot][0], None
+    successor = Stage(disk=disk)
+    number = successor.begin([*prompt, 7], 1)
+    successor.run()
+    assert successor.got[number] == successor.alone([*prompt, 7], 1)
+    assert successor.cached[number] == 16
+    assert successor.tier.stats.disk_unread == 1
+
+
+def test_a_slow_disk_keeps_no_request_waiting_for_ever() -> None:
+    disk, prompt = FakeDisk(80), list(range(60))
+    Stage(disk=disk).answer(prompt, 8)
+    successor = Stage(disk=disk)
+    successor.executor.orders.delay = lambda: 10**9
+    number = successor.begin([*prompt, 7], 1)
+    successor.run(3)
+    assert not successor.got[number]
+    (read,) = successor.tier._reads.values()
+    read.until = 0.0  # as long as it has waited
+    successor.scheduler.expire()
+    successor.run(30)
+    assert successor.got[number] == successor.alone([*prompt, 7], 1)
+
+
+def test_what_is_evicted_or_reset_is_not_found_after_a_restart() -> None:
+    disk, prompt = FakeDisk(80), list(range(60))
+    stage = Stage(disk=disk)
+    stage.answer(prompt, 8)
+    assert len(disk.slots) >= 15
+    stage.scheduler.reset_prefix_cache()
+    stage.answer([500], 1)
+    assert not disk.slots
+
+
+def test_a_disk_that_is_full_keeps_what_it_has() -> None:
+    disk = FakeDisk(80)
+    stage = Stage(disk=disk)
+    stage.answer(list(range(60)), 8)
+    held = len(disk.slots)
+    disk.full = lambda: True
+    for other in range(100, 400, 50):
+        stage.answer(range(other, other + 45), 1)
+    assert stage.tier.stats.disk_unwritten > 0
+    assert len(disk.slots) == held
+
+
+def test_a_slot_that_is_read_before_it_is_written_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The index of the disk is stale: a slot is found under the key of what it held before, and nobody checks."""
+    allocate = DiskPool.allocate
+
+    def keep_key(disk: DiskPool) -> int | None:
+        keys, slots = dict(disk._slot_of), dict(disk._key_of)
+        slot = allocate(disk)
+        for key in keys.keys() - disk._slot_of.keys():
+            disk._slot_of[key] = keys[key]
+        disk._key_of |= slots
+        return slot
+
+    monkeypatch.setattr(DiskPool, "allocate", keep_key)
+    monkeypatch.setattr(FakeDisk, "read", lambda disk, block: disk.slots.get(block.slot, (0, None))[1])
+    assert any(found_on_disk(seed) for seed in range(20))
+
+
+def test_a_read_that_nobody_checks_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Torn blocks are taken for whole."""
+    monkeypatch.setattr(FakeDisk, "read", lambda disk, block: disk.slots[block.slot][1] or ([None] * BLOCK, ""))
+    assert any(found_on_disk(seed) for seed in range(20))
+
+
+def found_on_disk(seed: int) -> str:
+    try:
+        converse(seed, disk=faulty_disk(seed, 20), host=9)
+    except (AssertionError, KeyError) as error:
+        return str(error) or "an assertion"
+    return ""
+
+
 # --- planted bugs -----------------------------------------------------------------------------------------------------
 
 
@@ -261,22 +428,23 @@ def test_no_bug_is_found_where_none_is_planted() -> None:
 def test_a_lost_write_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     """The last block that a plan should copy to the host is not copied."""
     end_step = HostTier.end_step
-    monkeypatch.setattr(HostTier, "end_step", lambda tier: (lambda moves: (moves[0][:-1], moves[1]))(end_step(tier)))
+    monkeypatch.setattr(HostTier, "end_step", lambda tier: end_step(tier)[:-1])
     assert found()
 
 
 def test_a_block_of_another_key_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     """Two blocks that are loaded change places."""
-    end_step = HostTier.end_step
+    take_orders = HostTier.take_orders
 
-    def crossed(tier: HostTier) -> Any:
-        stores, loads = end_step(tier)
-        if len(loads) > 1:
-            (a, first), (b, second) = loads[:2]
-            loads[:2] = [(b, first), (a, second)]
-        return stores, loads
+    def crossed(tier: HostTier) -> list[LoadBlocks]:
+        orders = take_orders(tier)
+        for order in orders:
+            if len(order.loads) > 1:
+                (a, first), (b, second) = order.loads[:2]
+                order.loads[:2] = [(b, first), (a, second)]
+        return orders
 
-    monkeypatch.setattr(HostTier, "end_step", crossed)
+    monkeypatch.setattr(HostTier, "take_orders", crossed)
     assert found()
 
 
@@ -300,17 +468,39 @@ def _enter(host: HostPool, block: int, key: Any) -> None:
 
 
 def test_a_block_that_is_overwritten_before_it_is_read_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A plan's host blocks are not held until it is made."""
+    """Host blocks are not held until they are loaded."""
+    begin_load, loaded = HostTier.begin_load, HostTier.loaded
 
-    def load(tier: HostTier, hosts: Sequence[int]) -> list[int]:
-        keys = [tier.host.key_of(host) for host in hosts]
-        blocks = tier._pool.allocate(len(hosts)) or []
-        for host, block, key in zip(hosts, blocks, keys, strict=True):
-            tier._pool.cache_block(block, key)
-            tier._loads.append((host, block))
-        return blocks
+    def begin(tier: HostTier, request: int, hosts: Sequence[int], prefix: Sequence[int]) -> None:
+        before = tier._last_order
+        begin_load(tier, request, hosts, prefix)
+        if tier._last_order > before:
+            tier.host.free(hosts)
 
-    monkeypatch.setattr(HostTier, "load", load)
+    def end(tier: HostTier, done: BlocksLoaded) -> list[int]:
+        tier.host.share(host for host in tier._loads[done.number].hosts if tier.host.key_of(host) is not None)
+        return loaded(tier, done)
+
+    monkeypatch.setattr(HostTier, "begin_load", begin)
+    monkeypatch.setattr(HostTier, "loaded", end)
+    assert found(range(60), host=14)
+
+
+def test_a_load_that_does_not_wait_for_the_plan_before_it_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Steps in flight still use the blocks that it fills, or copy them to the host."""
+    order = HostTier.order
+    monkeypatch.setattr(HostTier, "order", lambda tier, step, now: order(tier, 0, now))
+    assert found()
+
+
+def test_a_block_that_is_found_although_it_did_not_come_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    done = FakeOrders.done
+
+    def nothing(orders: FakeOrders) -> list[OrderDone]:
+        orders._move = lambda host, block: None
+        return done(orders)
+
+    monkeypatch.setattr(FakeOrders, "done", nothing)
     assert found()
 
 
@@ -322,13 +512,14 @@ def test_a_swapped_block_that_is_let_go_too_early_is_found(monkeypatch: pytest.M
 
 def test_a_match_that_is_a_block_too_long_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     """Blocks of the tier are taken for one place further on."""
-    load = HostTier.load
+    loaded = HostTier.loaded
 
-    def shifted(tier: HostTier, hosts: Sequence[int]) -> list[int]:
-        blocks = load(tier, hosts)
-        return [*blocks[1:], *blocks[:1]]
+    def shifted(tier: HostTier, done: BlocksLoaded) -> list[int]:
+        blocks = tier._loads[done.number].blocks
+        blocks[:] = [*blocks[1:], *blocks[:1]]
+        return loaded(tier, done)
 
-    monkeypatch.setattr(HostTier, "load", shifted)
+    monkeypatch.setattr(HostTier, "loaded", shifted)
     assert found()
 
 

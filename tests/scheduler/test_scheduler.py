@@ -235,12 +235,19 @@ class Lives(RuleBasedStateMachine):
         for _ in range(times):
             if self.scheduler.steps_in_flight == self.executor.max_in_flight:
                 return
+            self.take_orders()
             plan = self.scheduler.plan()
             if plan is not None:
                 assert sum(plan.counts) <= self.budget
                 assert len(plan.slots) <= self.seqs
                 assert plan.slots or plan.swap_out
                 self.executor.submit(plan)
+            for order in self.scheduler.take_orders():
+                self.executor.orders.post(order)
+
+    def take_orders(self) -> None:
+        for done in self.executor.orders.done():
+            self.scheduler.moved(done)
 
     @rule()
     def send_masks(self) -> None:
@@ -275,6 +282,10 @@ class Lives(RuleBasedStateMachine):
             held.update(block for block in blocks if block > 0)
             swapped.update(~block for block in blocks if block < 0)
             assert request.slot is not None or not any(block > 0 for block in blocks), "a waiting request holds blocks"
+        if self.scheduler.tier is not None:
+            moving, read = self.scheduler.tier.held
+            held.update(moving)
+            swapped.update(read)
         assert {block: count for block, count in enumerate(self.pool._ref_counts) if count} == held
         assert len(held) + self.pool.num_free == self.pool.num_blocks
         assert swapped == self.host._holders
@@ -305,7 +316,7 @@ class Lives(RuleBasedStateMachine):
         waiting = [request for request in self.scheduler.requests() if request.slot is None]
         assert len(self.scheduler.waiting) == len(waiting)
         assert self.scheduler.waiting.num_tokens == sum(len(request.tokens) for request in waiting)
-        awaiting = [request for request in waiting if request.in_flight_tokens or request.parent is not None]
+        awaiting = [each for each in waiting if each.in_flight_tokens or each.parent is not None or each.awaits]
         assert self.scheduler.waiting.num_deferred == len(awaiting)
         computed = (request.planned if r is None else max(request.planned, request.add.prompt_len - 1)
                     for request in waiting for r in [request.parent])  # fmt: skip
@@ -333,7 +344,7 @@ class Lives(RuleBasedStateMachine):
         if not hasattr(self, "pool"):
             return
         for _ in range(20_000):
-            if not self.scheduler.has_work:
+            if not self.scheduler.has_work and not self.scheduler.moves_blocks:
                 break
             self.plan()
             self.lengths_are_in_order()

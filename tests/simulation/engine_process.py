@@ -20,6 +20,7 @@ from quire.foundation.messages.to_engine import DECODING_ERRORS, ToEngine
 from quire.foundation.processes.launch import EXIT_CRASHED, STOP_ENGINE, LaunchConfig, Pulse, StatusReport
 from quire.scheduling.kvcache.host_index import HostIndex
 from tests.executor.fake import FakeExecutor, FakeHostMemory
+from tests.executor.fake_blocks import FakeDisk
 from tests.simulation.blocking import BlockingThread
 from tests.simulation.executor import ExecutorFaults, PlantedDeath, PlantedFault, SimulatedExecutor
 from tests.simulation.invariants import LastMessages, check_engine
@@ -113,8 +114,10 @@ class SimulatedEngine:
         start_s: float,
         start_fails: bool,
         host_memory: FakeHostMemory | None = None,
+        disk: FakeDisk | None = None,
     ) -> None:
         self._host_memory = host_memory
+        self._disk = disk
         self.process = process
         self.launch = launch
         self.faults = ExecutorFaults()
@@ -225,7 +228,9 @@ class SimulatedEngine:
             pools_from_cache=pools_from_cache,
             num_states=settings.num_states,
             host_memory=self._host_memory,
+            disk=self._disk,
         )
+        fake.orders.delay = lambda: luck.randint(1, 4)
         return SimulatedExecutor(fake, self.thread, world, settings.token_s, self.effect, self.faults)
 
     def _report_pulse(self, pulse: object) -> None:

@@ -66,9 +66,10 @@ def check_scheduler(scheduler: Scheduler, max_in_flight: int) -> None:
     """
     requests = list(scheduler.requests())
     _check_membership(scheduler._request_table, requests)
-    _check_blocks(scheduler.pool, requests)
+    moving, read = ([], []) if scheduler.tier is None else scheduler.tier.held
+    _check_blocks(scheduler.pool, requests, moving)
     _check_sharing(scheduler.pool, requests)
-    _check_host_blocks(scheduler.host, requests)
+    _check_host_blocks(scheduler.host, requests, read)
     if scheduler.states is not None:
         _check_states(scheduler.states, requests)
     _check_lengths(scheduler._lengths, requests)
@@ -99,9 +100,10 @@ def _check_membership(table: RequestTable, requests: list[Request]) -> None:
     _require(table._stop_counts == stops, "stop tokens are miscounted")
 
 
-def _check_blocks(pool: BlockPool, requests: list[Request]) -> None:
+def _check_blocks(pool: BlockPool, requests: list[Request], moving: list[int]) -> None:
     """Each block has as many references as holders; the free list is what nobody holds."""
     held = Counter(block for r in requests for blocks in r.table._blocks for block in blocks if block > DUMMY_BLOCK)
+    held.update(moving)
     counted = {block: count for block, count in enumerate(pool._ref_counts) if count}
     if counted != held:
         block = next(block for block in sorted({*counted, *held}) if counted.get(block, 0) != held[block])
@@ -136,10 +138,11 @@ def _check_sharing(pool: BlockPool, requests: list[Request]) -> None:
                     raise Violation(f"block {block} is shared by different tokens")
 
 
-def _check_host_blocks(host: HostPool, requests: list[Request]) -> None:
-    """Each ready host block is held by swapped requests, or free with or without cached contents."""
+def _check_host_blocks(host: HostPool, requests: list[Request], read: list[int]) -> None:
+    """Each ready host block is held by swapped requests or orders, or free with or without cached contents."""
     free = [block for run in host._free for block in run] + list(host._unheld)
     held = Counter(~block for r in requests for blocks in r.table._blocks for block in blocks if block < DUMMY_BLOCK)
+    held.update(read)
     _require(host._holders == dict(held), "host blocks have other holders")
     _require(sorted([*free, *held]) == list(range(host.num_blocks)), "host blocks do not add up")
     _require(host.num_free == len(free), "free host blocks are miscounted")

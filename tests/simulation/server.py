@@ -11,6 +11,7 @@ from quire.engine.client import client_address, engine_address
 from quire.foundation.processes.launch import LaunchConfig
 from quire.serving.supervisor.supervisor import Supervisor
 from tests.executor.fake import FakeHostMemory
+from tests.executor.fake_blocks import FakeDisk
 from tests.simulation.api_process import Ask, SimulatedApi
 from tests.simulation.blocking import BlockingThread
 from tests.simulation.engine_process import SimulatedEngine
@@ -74,6 +75,7 @@ class Server:
         self.lives = {"engine": 0, "api": 0}
         self.engines: dict[int, SimulatedEngine] = {}
         self._host_memories: dict[int, FakeHostMemory] = {}  # by engine: it outlives them
+        self._disks: dict[int, FakeDisk] = {}
         self.target = 0
         self._judge = judge
         self._rng = world.random("server")
@@ -190,7 +192,13 @@ class Server:
         number, cache, memory = launch.engine.engine, self.settings.config.cache, None
         if cache.kv_offloading_size is not None and cache.enable_prefix_caching:
             memory = self._host_memories.setdefault(number, FakeHostMemory())
-        engine = self.engines[number] = SimulatedEngine(process, launch, self.settings, start_s, fails, memory)
+        disk = None
+        if memory is not None and self.settings.num_disk_blocks:
+            luck = self.world.random(f"disk {number}")
+            disk = self._disks.setdefault(number, FakeDisk(
+                self.settings.num_disk_blocks, full=lambda: luck.random() < 0.05, tears=lambda: luck.random() < 0.05,
+            ))  # fmt: skip
+        engine = self.engines[number] = SimulatedEngine(process, launch, self.settings, start_s, fails, memory, disk)
         self._threads.append(engine.thread)
         if not fails and self.next_engine_dies_after is not None:
             engine.die_after(self.next_engine_dies_after)
@@ -273,6 +281,8 @@ class Server:
         assert core is not None
         assert engine.grammars is not None
         counts = core.counts()
+        if counts["moves"]:
+            return  # blocks that nobody awaits any more are on their way
         if counts["requests"] or counts["in_flight"] or counts["free_blocks"] != counts["blocks"]:
             fail(f"an idle engine holds something: {counts}")
         if counts["free_slots"] != counts["slots"] or counts["free_host_blocks"] != counts["host_blocks"]:

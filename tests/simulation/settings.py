@@ -51,6 +51,7 @@ class Settings:
         num_blocks, num_host_blocks: Of the KV cache.
         groups: The KV groups.
         num_states: States of sequences and checkpoints; 0: the model has none.
+        num_disk_blocks: Of the host tier's disk; 0: there is none.
         max_in_flight: Plans in flight.
         token_s: What a token of a step takes.
         arrival_s: Mean time between two requests.
@@ -73,6 +74,7 @@ class Settings:
     fault_s: float
     drains_early: bool
     num_states: int = 0
+    num_disk_blocks: int = 0
 
     def first_visible(self, position: int) -> int:
         """The first position that the model sees from `position`."""
@@ -122,5 +124,6 @@ def settings_of(rng: random.Random) -> Settings:
         num_states=num_states,
     )
     if rng.random() < 0.5:
-        return replace(settings, config=replace(config, cache=replace(config.cache, kv_offloading_size=1.0)))
+        cache = replace(config.cache, kv_offloading_size=1.0)
+        return replace(settings, config=replace(config, cache=cache), num_disk_blocks=rng.choice((0, 12, 300)))
     return settings

@@ -163,7 +163,7 @@ def test_a_block_that_never_came_to_the_host_is_found(
         )  # fmt: skip
 
     monkeypatch.setattr(simulation, "settings_of", tiered)
-    plant(HostTier, "end_step", lambda end_step: lambda tier: (list[tuple[int, int]](), end_step(tier)[1]))
+    plant(HostTier, "end_step", lambda end_step: lambda tier: end_step(tier)[:0])
     assert first_violation()
 
 

@@ -3,25 +3,34 @@
 from __future__ import annotations
 
 import json
+import math
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from quire import LLM
 from quire.cli.main import main
 from quire.errors import ConfigError, ModelNotFoundError
 from quire.foundation.config import Config
+from quire.models.layers.layer import weight_specs_of
 from quire.models.spec import read_spec
 from quire.planning import machine
 from quire.planning.auto_config import resolve
 from quire.planning.costmodel.cards import word_of
 from quire.planning.machine import Gpu, Machine
+from quire.runtime.worker import worker, worker_parts
+from quire.runtime.worker.kv_tensors import KVCache
+from quire.runtime.worker.speculation import hidden_states
 from quire.tools.simulation.load import find_model
 from quire.tools.sizing.measured_rows import DIRECTORY
 from quire.tools.sizing.options import read_prices
-from tests.checkpoints import TINY, make_tiny
+from tests.checkpoints import TINY, make_llama, make_tiny
+from tests.heads import make_eagle3
+from tests.mtp_heads import LAYOUTS, MtpReference
 
 LLAMA = DIRECTORY / "llama-3.1-8b"
 
@@ -45,6 +54,70 @@ def test_memory_is_divided_as_the_server_would(tmp_path: Path) -> None:
     assert best["bytes"]["kv_cache"] == served.footprint.kv_cache
     assert best["kv_tokens"] == served.num_blocks * 16
     assert found["kv_bytes_per_token"] == 131_072  # 2 × 32 layers × 8 heads × 128 × 2 bytes
+
+
+@pytest.mark.parametrize("method", ["draft_model", "eagle3", "mtp"])
+def test_memory_of_drafts_is_what_an_engine_takes(method: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Weights to the byte, and each block of both caches, with a head's states."""
+    model, drafter = tmp_path / "model", str(tmp_path / "drafter")
+    if method == "mtp":
+        MtpReference(model, LAYOUTS["mimo"])
+    else:
+        make_llama(model, tokenizer=False)
+    if method == "draft_model":
+        make_llama(drafter, hidden=48, layers=2, tokenizer=False)
+    if method == "eagle3":
+        make_eagle3(Path(drafter), vocab_size=320)
+    asked = {"method": method, "num_speculative_tokens": 2} | ({} if method == "mtp" else {"model": drafter})
+    weights: list[int] = []
+    caches: list[KVCache] = []
+    read, fuse = worker.load_weights, hidden_states.load_fusion
+    allocate, allocate_states = worker_parts.allocate_kv_cache, hidden_states.ModelStates.allocate
+
+    def noting(load: Callable[..., None], at: int) -> Callable[..., None]:
+        def loading(*own: Any) -> None:
+            load(*own)
+            weights.extend(math.prod(spec.shape) for spec in weight_specs_of(own[at].layers))
+
+        return loading
+
+    def allocated(*own: Any) -> KVCache:
+        caches.append(allocate(*own))
+        return caches[-1]
+
+    def with_states(states: hidden_states.ModelStates, *own: int) -> None:
+        allocate_states(states, *own)
+        caches.append(KVCache((states.states.blocks,)))
+
+    monkeypatch.setattr(worker, "load_weights", noting(read, 3))
+    monkeypatch.setattr(hidden_states, "load_fusion", noting(fuse, 2))
+    monkeypatch.setattr(worker_parts, "allocate_kv_cache", allocated)
+    monkeypatch.setattr(hidden_states.ModelStates, "allocate", with_states)
+    limits: dict[str, Any] = {"max_model_len": 64, "num_gpu_blocks_override": 24, "max_num_seqs": 4}
+    LLM(str(model), device="cpu", skip_tokenizer_init=True, speculative_config=asked, **limits).close()
+    flags = "--gpu=cpu", "--formats=checkpoint", "--tensor-parallel-sizes=1", "--input-len=32", "--output-len=32"
+    (best,) = plan(tmp_path, *flags, "--speculative-config", json.dumps(asked), model=str(model))["candidates"]
+    assert best["bytes"]["weights"] == sum(weights) * caches[0].tensors[0].element_size()
+    blocks = best["kv_tokens"] // 16 + 1
+    assert best["bytes"]["kv_cache"] / blocks == sum(tensor.nbytes for each in caches for tensor in each.tensors) / 25
+
+
+def test_drafts_on_a_gpu_leave_less_for_the_cache(tmp_path: Path) -> None:
+    """By the draft model's weights, and by the largest steps of both."""
+    model, drafter = (str(DIRECTORY / name) for name in ("qwen3-30b-a3b", "qwen3-0.6b"))
+    asked = json.dumps({"model": drafter, "num_speculative_tokens": 3})
+    flags = "--gpu=h200", "--formats=checkpoint", "--tensor-parallel-sizes=1"
+    (plain,) = plan(tmp_path, *flags, model=model)["candidates"]
+    (drafting,) = plan(tmp_path, *flags, "--speculative-config", asked, model=model)["candidates"]
+    before, after = plain["bytes"], drafting["bytes"]
+    weights = read_spec(drafter).weight_bytes("bfloat16")
+    of_verifying = 3 * 512 * 151_936 * (2 + 8)
+    assert after["weights"] - before["weights"] == weights
+    assert after["activations"] - before["activations"] - of_verifying > 512 * 151_936 * (2 + 8)
+    left = before["kv_cache"] - weights - (after["activations"] - before["activations"])
+    assert after["kv_cache"] == pytest.approx(left, rel=1e-4)
+    of_token = sum(read_spec(name).kv_bytes_per_token("bfloat16") for name in (model, drafter))
+    assert drafting["kv_tokens"] == pytest.approx(left / of_token, rel=1e-3)
 
 
 def test_host_memory_keeps_prefixes_and_says_whether_loading_pays(tmp_path: Path) -> None:

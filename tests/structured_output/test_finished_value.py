@@ -90,6 +90,34 @@ def test_formats_that_the_grammar_enforces_elsewhere_are_checked() -> None:
     assert problem(days, '{"d": "2024-12-01"}') == ""
     assert "/d breaks 'format'" in problem(days, '{"d": "2024-13-01"}')
     assert problem({"format": "color"}, '"no colour"') == ""
+    assert problem({"format": "uri-reference"}, '"a/b"') == ""
+    assert problem({"format": "uri-reference"}, '"1:2"') == "all of it breaks 'format'"
+    assert problem({"format": "regex"}, "1") == ""
+
+
+@pytest.mark.parametrize(
+    ("name", "valid", "wrong"),
+    [
+        (
+            "regex",
+            [
+                "", "^a|b$", r"[^\]\-a-z-]{2,}?", "(?:a)*", "(?<a>.)\\k<a>", "(?<n>a)|(?<n>b)", "(?=a)(?<!b)", r"(a)\1",
+                r"\p{Script=Greek}\u{1F600}\x41\cJ\0", r"\@\-\/", "a{,3}", "]", "(?i-m:a)", r"[\w-x]", r"[\b]",
+            ],
+            [
+                "(", ")", "[", "[b-a]", "*", "a**", "a{3,2}", "\\", r"\Z", r"\a", r"\1", "(?<a>b)(?<a>c)", r"\k<a>",
+                "(?P<a>b)", "(?<1>a)", "(?ii:a)", "^*", r"\b+", "(?<=a)*", r"\u{110000}", r"\c1", r"\x4", "{1}",
+                r"[\B]", "(?#a)", "(?>a)",
+            ],
+        ),
+        ("idn-hostname", ["실례.테스트", "a-b.c", "xn--e1afmkfd"], ["", "-a", "a b", "〮a", "xn--X", "0a.א", "a" * 64]),
+        ("idn-email", ["실례@실례.테스트", "a.b@c", '"a b"@c'], ["실례", "@a", "a@", "a..b@c", "a b@c", "a@b_c"]),
+    ],
+)  # fmt: skip
+def test_formats_that_no_grammar_expresses_are_checked(name: str, valid: list[str], wrong: list[str]) -> None:
+    """Regular expressions are judged as V8 does, with its flag `u` or, for punctuation, without."""
+    assert [text for text in valid if problem({"format": name}, json.dumps(text))] == []
+    assert [text for text in wrong if not problem({"format": name}, json.dumps(text))] == []
 
 
 def test_a_check_that_takes_too_long_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -213,10 +213,52 @@ def test_a_schema_that_is_not_strict_is_enforced_as_far_as_it_can_be() -> None:
     assert not compiled.accepts(["a", "b", "c"])
 
 
-@pytest.mark.parametrize("name", ["path", "password", "binary", "byte", "uri-template", "regex", "color", "int32"])
+@pytest.mark.parametrize("name", ["path", "password", "binary", "byte", "color", "int32"])
 def test_an_unknown_format_is_an_annotation(name: str) -> None:
     assert Compiled({"type": "string", "format": name}).accepts("any text")
     assert Compiled({"type": "integer", "format": name}).accepts(12)
+
+
+@pytest.mark.parametrize(
+    ("name", "valid", "wrong"),
+    [
+        ("iri", ["http://ƒøø.ßår/?∂=π#ü", "urn:ö"], ["/abc", "http://[::1", "a b:c"]),
+        ("iri-reference", ["", "âππ", "#ƒ", "//h/ü"], ["a\\b", "#a#b", "1:2"]),
+        ("json-pointer", ["", "/a~0b/~1/ü/", "/"], ["a", "/~2", "#/a"]),
+        ("relative-json-pointer", ["0", "12#", "1/a~1b"], ["", "01", "-1", "0##", "/a"]),
+        (
+            "uri-reference",
+            ["", "a/b", "./1:2", "//u@h:8/", "http://[::1]/?q#f", "?q"],
+            ["1:2", "\\a", "é", "%zz", "//[:]"],
+        ),
+        ("uri-template", ["a{b}", "/{+a,b:3,c*}?{&d.e}", "'ü"], ["{", "{a", "a}", "{a:0}", "{^a}", "a b"]),
+    ],
+)
+def test_formats_that_are_regular_are_enforced(name: str, valid: list[str], wrong: list[str]) -> None:
+    """The examples follow RFC 3986, 3987, 6570, 6901 and the draft of relative pointers."""
+    compiled = Compiled({"type": "string", "format": name})
+    assert [text for text in valid if not compiled.accepts(text)] == []
+    assert [text for text in wrong if compiled.accepts(text)] == []
+    both = Compiled({"format": name, "pattern": "[a#/]$", "maxLength": 9})
+    assert both.accepts(7)
+    assert both.accepts("/a") is compiled.accepts("/a")
+    assert not both.accepts("/b")
+
+
+def test_a_format_that_no_grammar_expresses_is_refused_or_left_to_the_check() -> None:
+    schema = {
+        "properties": {
+            "a": {"type": ["string", "null"], "format": "regex"},
+            "b": {"format": "idn-email", "type": "null"},
+        }
+    }
+    with pytest.raises(
+        SchemaRefused, match=r"^keyword 'format' with 'regex' is not supported \(at /properties/a\): leave"
+    ):
+        Compiled(schema)
+    loose = Compiled(schema, strict=False)
+    assert loose.left_out == ["'format' (at /properties/a)"]
+    assert loose.accepts({"a": "("})
 
 
 _KEYS = ("a", "b", "c")

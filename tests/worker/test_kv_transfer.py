@@ -123,6 +123,20 @@ def test_a_swap_takes_a_copy_for_each_staging_buffer_and_not_for_each_block(host
     transfer.close()
 
 
+def test_blocks_that_are_loaded_beside_the_steps_arrive_in_their_places(
+    transfer: GpuBlockTransfer, blocks: Tensor
+) -> None:
+    """More than a staging buffer has room for, from places that are not in order."""
+    before = blocks.clone()
+    hosts = [*range(40, 40 + STAGED), 3, 1, 2, 70]
+    apply(transfer, plan_of(swap_out=[(1 + place, host) for place, host in enumerate(hosts)]))
+    blocks.zero_()
+    targets = list(reversed(range(1, 1 + len(hosts))))
+    transfer.load(list(zip(hosts, targets, strict=True)))
+    for place, target in enumerate(targets):
+        assert torch.equal(blocks[:, target], before[:, 1 + place])
+
+
 def test_no_memory_is_pinned_by_the_engines_thread(host: HostCopies) -> None:
     transfer = ready_transfer(torch.zeros((STORAGES, BLOCKS, 2, 3)))
     apply(transfer, plan_of(swap_out=[(1, 7)]))

@@ -47,6 +47,7 @@ _OPS: dict[tuple[str | None, str | None], str] = {
     (None, "triton.attention.gather_kv"): "gather_kv",
     (None, "triton.attention.prefill_dense"): "prefill_attention_dense",
     (None, "triton.attention.latents"): "decode_latents prefill_latents",
+    ("cpu.latents", "triton.attention.latent_products"): "head_products latent_inputs",
     ("cpu.rowwise_attention", None): "paged_attention",
     ("cpu.sample", "triton.sampling.sample"): "sample",
     ("reference.logprobs", "triton.sampling.logprobs"): "token_logprobs",

@@ -17,7 +17,7 @@ from quire.engine.metrics.histogram import Histogram, WorkTimes
 from quire.engine.metrics.server_stats import ServerStats
 from quire.engine.metrics.stats import Stats
 from quire.foundation.config import CacheConfig
-from quire.foundation.messages.from_engine import MediaLoad, TierLoad
+from quire.foundation.messages.from_engine import DiskLoad, MediaLoad, TierLoad
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
@@ -217,6 +217,26 @@ class _Families(Collector):
         text = "Blocks that were not stored because the host had no room, and prefixes that were quicker to compute."
         for reason, count in (("no_room", tier.left_out), ("too_slow", tier.too_slow)):
             self._add(_COUNTER, "quire:kv_offload_left_out", text, count, engine, reason=reason)
+        text = "Seconds of orders that moved KV blocks."
+        self._add(_COUNTER, "vllm:kv_offload_total_time", text, tier.load_s, engine, transfer_type="CPU_to_GPU")
+        text = "KV blocks that could not be moved: they are computed again, or not kept."
+        name = "quire:kv_offload_failures"
+        self._add(_COUNTER, name, text, tier.failed_loads, engine, transfer_type="CPU_to_GPU")
+        if tier.disk is not None:
+            self._add_disk(tier.disk, engine)
+
+    def _add_disk(self, disk: DiskLoad, engine: int) -> None:
+        for way, copied, seconds, failed in (
+            ("CPU_to_disk", disk.stored_bytes, disk.store_s, disk.unwritten),
+            ("disk_to_CPU", disk.loaded_bytes, disk.load_s, disk.unread),
+        ):
+            for name, count in (("total_bytes", copied), ("total_time", seconds)):
+                self._add(_COUNTER, f"vllm:kv_offload_{name}", "", count, engine, transfer_type=way)
+            self._add(_COUNTER, "quire:kv_offload_failures", "", failed, engine, transfer_type=way)
+        for state, blocks in (("used", disk.blocks), ("free", disk.num_blocks - disk.blocks)):
+            text = "KV blocks that the disk holds, and that it has room for beside."
+            self._add(_GAUGE, "quire:kv_disk_blocks", text, blocks, engine, state=state)
+        self._add(_COUNTER, "quire:kv_offload_left_out", "", disk.left_out, engine, reason="disk_no_room")
 
     def _add_server(self) -> None:
         stats, swaps = self._stats, self._stats.swaps

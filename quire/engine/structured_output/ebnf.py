@@ -6,27 +6,35 @@ vocabulary would take too long. As in Lark, a terminal takes as much of the text
 
 from __future__ import annotations
 
+import re
+from collections.abc import Mapping
 from itertools import groupby
 
 from quire.engine.structured_output.ebnf_parser import EMPTY, Choice, Node, Parser, Ref, Repeat, Sequence, Terminal
 
+_DEFINITION = re.compile(r"^\s*[\w.-]+\s*::=", re.MULTILINE)
+
 
 def is_ebnf(text: str) -> bool:
     """Whether a grammar is EBNF, not Lark."""
-    return "::=" in text
+    return _DEFINITION.search(text) is not None
 
 
 def lark_from_ebnf(text: str) -> str:
     """Translate an EBNF grammar to Lark. Raises ValueError for a malformed grammar; the message says where."""
-    rules = Parser(text).rules()
-    if "root" not in rules:
-        raise ValueError("the grammar has no rule 'root'")
+    return lark_of(Parser(text).rules())
+
+
+def lark_of(rules: Mapping[str, Node], root: str = "root", but: str = "") -> str:
+    """The rules as Lark, whose first line is `start:` and what `root` is called there: T… if it is regular. All
+    terminals are `but` this, which is added to their bodies. Raises ValueError if a rule is missing."""
+    if root not in rules:
+        raise ValueError(f"the grammar has no rule '{root}'")
     for name, node in rules.items():
         for used in _references(node):
             if used not in rules:
                 raise ValueError(f"the rule '{name}' uses '{used}', which is not defined")
-    rules = {name: _without_tail_recursion(name, node) for name, node in rules.items()}
-    return _Writer(rules).lark()
+    return _Writer({name: _without_tail_recursion(name, node) for name, node in rules.items()}, root, but).lark()
 
 
 def _references(node: Node) -> set[str]:
@@ -62,8 +70,10 @@ def _without_tail_recursion(name: str, node: Node) -> Node:
 class _Writer:
     """Writes the rules that the root reaches: regular ones as terminals (T…), others as rules (r…)."""
 
-    def __init__(self, rules: dict[str, Node]) -> None:
+    def __init__(self, rules: dict[str, Node], root: str, but: str) -> None:
         self._rules = rules
+        self._root = root
+        self._but = but
         self._regular = _regular(rules)
         self._numbers = {name: number for number, name in enumerate(rules)}
         self._written: list[str] = []
@@ -72,12 +82,12 @@ class _Writer:
     def lark(self) -> str:
         for name in self._reached():
             node = self._rules[name]
-            body = self._terminal(node) if name in self._regular else self._rule(node)
+            body = self._whole(node) if name in self._regular else self._rule(node)
             self._written.append(f"{self._name(name)}: {body}")
-        return "\n".join([f"start: {self._name('root')}", *self._written])
+        return "\n".join([f"start: {self._name(self._root)}", *self._written])
 
     def _reached(self) -> list[str]:
-        found, open_names = {"root": None}, ["root"]
+        found, open_names = {self._root: None}, [self._root]
         while open_names:
             for name in sorted(_references(self._rules[open_names.pop()])):
                 if name not in found:
@@ -87,6 +97,10 @@ class _Writer:
 
     def _name(self, rule: str) -> str:
         return f"{'T' if rule in self._regular else 'r'}{self._numbers[rule]}"
+
+    def _whole(self, node: Node) -> str:
+        """The body of a terminal."""
+        return f"({self._terminal(node)}){self._but}" if self._but else self._terminal(node)
 
     def _terminal(self, node: Node) -> str:
         match node:
@@ -128,7 +142,7 @@ class _Writer:
             return '""'
         self._num_stretches += 1
         name = f"S{self._num_stretches}"
-        self._written.append(f"{name}: {self._terminal(Sequence(tuple(items)))}")
+        self._written.append(f"{name}: {self._whole(Sequence(tuple(items)))}")
         return name
 
 

@@ -1,8 +1,8 @@
 """Checks a finished JSON value against its whole schema, whatever a grammar could enforce of it.
 
 For the checker's process: a schema may ask for more than time and memory allow. Patterns and formats are those of the
-grammar compiler, which follows them in linear time; look-around, which it does not know, is Python's. Formats that it
-does not know are annotations.
+grammar compiler, which follows them in linear time; look-around, which it does not know, is Python's. Formats of
+JSON Schema that it does not know are in `formats`; all others are annotations.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from typing import Any
 
 from llguidance import LLMatcher, LLTokenizer
 
+from quire.engine.structured_output.formats import CHECKED, PATTERNS
 from quire.engine.structured_output.grammars import PARSER_LIMITS
 from quire.engine.structured_output.json_schema import FORMATS
 from quire.engine.structured_output.messages import FinishedValue
@@ -100,8 +101,16 @@ def _pattern(validator: Any, pattern: str, instance: Any, schema: Any) -> Any:
 def _format(validator: Any, name: Any, instance: Any, schema: Any) -> Any:
     from jsonschema.exceptions import ValidationError
 
-    if isinstance(instance, str) and name in FORMATS and not _is_of(json.dumps({"format": name}), instance):
+    if isinstance(instance, str) and isinstance(name, str) and not _is_of_format(name, instance):
         yield ValidationError("it is not of the format")
+
+
+def _is_of_format(name: str, text: str) -> bool:
+    if name in CHECKED:
+        return CHECKED[name](text)
+    if name in PATTERNS:
+        return _matches(PATTERNS[name], text)
+    return name not in FORMATS or bool(_is_of(json.dumps({"format": name}), text))
 
 
 def _pattern_properties(validator: Any, patterns: Any, instance: Any, schema: Any) -> Any:

@@ -13,12 +13,14 @@ from llguidance import LLMatcher, LLParserLimits, LLTokenizer
 
 from quire.engine.structured_output.ebnf import is_ebnf, lark_from_ebnf
 from quire.engine.structured_output.json_schema import SchemaRefused, Simplified, prepare_schema
+from quire.engine.structured_output.lark_input import input_grammar
 from quire.engine.structured_output.messages import Constraint, LenientSchema
 from quire.engine.structured_output.structural_tag import SpecialTokens, grammar_from_structural_tag, pattern
 from quire.text.output_parsers.call_grammar import FORM
 from quire.text.output_parsers.lark_rules import LEFT_OUT, quoted
 
 _SCHEMA_RULE = re.compile(r"^(\w+: %json )(\{.*\})$", re.MULTILINE)
+_INPUT_RULE = re.compile(r"^(\w+: %lark )(\{.*\})$", re.MULTILINE)
 PARSER_LIMITS = LLParserLimits(
     max_items_in_row=20_000,
     step_max_items=50_000,
@@ -74,6 +76,7 @@ def grammar_of(
         case _:
             lenient += _notes(text)
             grammar = _SCHEMA_RULE.sub(lambda rule: _prepared_rule(rule, lenient, simplified), _lark(text))
+            grammar = _INPUT_RULE.sub(_input_rule, grammar)
     return _behind(constraint.behind, grammar) if constraint.behind else grammar
 
 
@@ -122,6 +125,19 @@ def _prepared_rule(rule: re.Match[str], lenient: list[LenientSchema], simplified
         named = [f"{each} of {name}" if name else each for each in left_out]
         lenient.append(LenientSchema(named, tool, "" if tool else json.dumps(schema, ensure_ascii=False)))
     return rule[1] + json.dumps(prepared, ensure_ascii=False)
+
+
+def _input_rule(rule: re.Match[str]) -> str:
+    """A rule of a tool's input, rewritten if `LarkRules.input` has written it."""
+    try:
+        asked: dict[str, Any] = json.loads(rule[2])
+        tool = asked.pop("x-quire")
+    except (ValueError, RecursionError, LookupError):
+        return rule[0]
+    try:
+        return f"{rule[1]}{{\n{input_grammar(**asked)}\n}}"
+    except ValueError as error:
+        raise ValueError(f"the input of the tool '{tool}': {error}") from None
 
 
 def _lark(grammar: str) -> str:

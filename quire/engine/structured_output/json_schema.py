@@ -11,6 +11,7 @@ from contextlib import suppress
 from enum import IntFlag
 from typing import Any, NamedTuple
 
+from quire.engine.structured_output.formats import CHECKED, PATTERNS
 from quire.engine.structured_output.schema_logic import ref_is_alone
 from quire.engine.structured_output.schema_rewrites import REWRITTEN, SchemaRewrites, without_look_ahead
 from quire.text.output_parsers.schema_references import MAX_DEPTH, SchemaReferences
@@ -27,7 +28,8 @@ REFUSED = frozenset((
 FORMATS = frozenset((
     "date", "date-time", "duration", "email", "hostname", "ipv4", "ipv6", "time", "uri", "uuid",
 ))  # fmt: skip
-"""Formats that the compiler knows. Others are annotations."""
+"""Formats that the compiler knows. Those of `formats` are enforced as patterns, or checked on the finished value;
+others are annotations."""
 
 _NEUTRAL: tuple[tuple[str, Any], ...] = (
     ("uniqueItems", False),
@@ -139,7 +141,7 @@ class _Preparation:
         more: list[Any] = []  # what must hold besides
         at = _Place(place, depth, made)
         for keyword, value in self._taken(schema, place).items():
-            if keyword in _DROPPED or (keyword == "format" and isinstance(value, str) and value not in FORMATS):
+            if keyword in _DROPPED:
                 continue
             if keyword in REFUSED:
                 self._refuse(keyword, place)
@@ -147,6 +149,8 @@ class _Preparation:
                 self._rewrite(keyword, value, schema, more, at)
             elif keyword == "oneOf" and isinstance(value, list):
                 self._one_of(schema, prepared, more, at)
+            elif keyword == "format" and isinstance(value, str) and value not in FORMATS:
+                self._format(value, schema, more, place)
             elif keyword == "pattern" and isinstance(value, str):
                 self._pattern(value, prepared, more, at)
             elif keyword == "$ref":
@@ -219,6 +223,14 @@ class _Preparation:
         else:
             self._refuse("pattern", at.place, "looks ahead, which is not supported", "write it without look-around")
 
+    def _format(self, name: str, schema: dict[str, Any], more: list[Any], place: str) -> None:
+        if not _may_be_text(schema):
+            return
+        if name in PATTERNS:
+            more.append({"pattern": PATTERNS[name]})
+        elif name in CHECKED:
+            self._refuse("format", place, f"with '{name}' is not supported")
+
     def _reference(self, schema: dict[str, Any], prepared: dict[str, Any], more: list[Any], at: _Place) -> None:
         try:
             target = self._references.target(schema)
@@ -278,6 +290,12 @@ class _Place(NamedTuple):
 def _is_extreme(bound: Any) -> bool:
     """Whether a bound has more digits than the compiler writes patterns for."""
     return isinstance(bound, int | float) and abs(bound) >= _EXTREME
+
+
+def _may_be_text(schema: dict[str, Any]) -> bool:
+    """Whether a schema's own `type` allows strings, which formats speak about."""
+    kinds = schema.get("type", "string")
+    return kinds == "string" or (isinstance(kinds, list) and "string" in kinds)
 
 
 def _modern(schema: dict[str, Any]) -> dict[str, Any]:

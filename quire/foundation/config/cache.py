@@ -68,6 +68,11 @@ class CacheConfig:
     """GiB of host memory for KV blocks that the prefix cache has no room for on the device, of all ranks together. They
     are loaded back where that is quicker than computing them again. Preempted sequences are swapped to the same memory,
     in place of --swap-space. Default: none."""
+    kv_disk_path: str | None = None
+    """Directory for KV blocks on disk, of this server alone: what comes to the host is written there as well, up to
+    --kv-disk-size, and found again after a restart. Needs --kv-offloading-size. Default: none."""
+    kv_disk_size: float = 64.0
+    """GiB that the blocks in --kv-disk-path may take."""
     num_gpu_blocks_override: int | None = None
     """Exact number of blocks (on a CPU as well), whatever the memory."""
     mamba_cache_mode: StateCacheMode = "align"

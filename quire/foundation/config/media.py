@@ -9,16 +9,16 @@ from typing import Any
 from quire.errors import ConfigError
 
 _KINDS = ("image", "video", "audio")
-"""Kinds of media that vLLM knows. Models see images here; limits of the others are accepted, since none is read."""
+"""Kinds of media, as vLLM calls them."""
 
 
 @dataclass(frozen=True)
 class MediaConfig:
-    """Images, for models that see them."""
+    """Images and sounds, for models that see or hear them."""
 
     limit_mm_per_prompt: dict[str, Any] = field(default_factory=dict)
-    """Most images of a prompt, as JSON: {"image": 4}, or {"image": {"count": 4}}. 0: none is read, and the tower is not
-    loaded. Default: as many as the context holds."""
+    """Most images, sounds and videos of a prompt, as JSON: {"image": 4, "audio": 1}, or {"image": {"count": 4}}. 0:
+    none is read, and the tower is not loaded. Default: as many as the context holds."""
     mm_processor_kwargs: dict[str, Any] = field(default_factory=dict)
     """Settings of the model's image processor that replace those of its preprocessor_config.json, as JSON."""
     media_io_kwargs: dict[str, Any] = field(default_factory=dict)
@@ -55,10 +55,9 @@ class MediaConfig:
         except ValueError as error:
             raise ConfigError(f"--media-io-kwargs: {error}.", param="media_io_kwargs") from None
 
-    @property
-    def max_images(self) -> int | None:
-        """Most images of a prompt; None for as many as fit."""
-        limit: int | None = _count(self.limit_mm_per_prompt.get("image"))
+    def most_of(self, kind: str) -> int | None:
+        """Return the most media of a kind ("image", "audio" or "video") of a prompt; None for as many as fit."""
+        limit: int | None = _count(self.limit_mm_per_prompt.get(kind))
         return limit
 
 

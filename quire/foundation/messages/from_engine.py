@@ -142,10 +142,27 @@ class StateLoad(Message, frozen=True):
     skipped: int
 
 
+class DiskLoad(Message, frozen=True):
+    """What the prefix cache keeps on disk, and counts since the engine's start: bytes that were written and read, the
+    seconds that it took, blocks that could not be read as they were written, or not be written, and blocks that left
+    the host before they were."""
+
+    blocks: int
+    num_blocks: int
+    stored_bytes: int
+    loaded_bytes: int
+    store_s: float
+    load_s: float
+    unread: int
+    unwritten: int
+    left_out: int
+
+
 class TierLoad(Message, frozen=True):
     """What the prefix cache keeps on the host, and counts since the engine's start: bytes that were copied there and
     back, tokens that the device did not have and those of them that were loaded, blocks that were left out for want of
-    room, and prefixes that were computed because that was quicker."""
+    room, prefixes that were computed because that was quicker, seconds of loads, and blocks that could not be loaded.
+    """
 
     cached_blocks: int
     stored_bytes: int
@@ -154,6 +171,9 @@ class TierLoad(Message, frozen=True):
     hit_tokens: int
     left_out: int
     too_slow: int
+    load_s: float = 0.0
+    failed_loads: int = 0
+    disk: DiskLoad | None = None
 
 
 class MediaLoad(Message, frozen=True):

@@ -55,20 +55,27 @@ class MediumTensor(msgspec.Struct, frozen=True, array_like=True):
     content: bytes
 
 
+MediumKind = Literal["image", "audio", "video"]
+"""Kinds of media, as vLLM calls them."""
+
+
 class Medium(msgspec.Struct, frozen=True, array_like=True):
-    """An image as a model's tower takes it, or a sound as an encoder does.
+    """An image, a sound or a video as a model's tower takes it, or a sound as an encoder does.
 
     Attributes:
         digest: sha256 of the pixels and of all settings that made them: equal digests have equal vectors.
         height, width: In pixels, after the image was resized and cut; of a sound, its mels and features.
         count: How many tokens it has, from the first that stands for one of its vectors to the last.
-        pixels: [height, width, 3] uint8: red, green and blue; empty for towers that take `tensors`; of a sound
-            [height, width] float32.
+        pixels: [height, width, 3] uint8: red, green and blue, of each frame of a video; empty for towers
+            that take `tensors`; of a sound that an encoder reads [height, width] float32.
         rows, columns: How its vectors lie, in models whose positions tell rows and columns (M-RoPE); 0 in others.
         tensors: What the tower takes in place of pixels, by name.
         places: [vectors] int32, which of the tokens stand for a vector each; empty: all of them do.
         text: [tokens] int32, what takes the place of its placeholder in a prompt: the tokens that stand for vectors,
             and those before, among and behind them; empty: only tokens that stand for vectors.
+        kind: What it is: an image, a sound or a video.
+        times: [slices] int32, when each slice of a video begins, in positions behind its first one; each has `rows` and
+            `columns`. Empty: an image.
     """
 
     digest: bytes
@@ -81,6 +88,13 @@ class Medium(msgspec.Struct, frozen=True, array_like=True):
     tensors: dict[str, MediumTensor] = {}
     places: bytes = b""
     text: bytes = b""
+    kind: MediumKind = "image"
+    times: bytes = b""
+
+    @property
+    def num_vectors(self) -> int:
+        """How many of its tokens stand for a vector."""
+        return len(self.places) // 4 or self.count
 
     @property
     def num_bytes(self) -> int:

@@ -141,7 +141,7 @@ class Plan(Message, frozen=True, kw_only=True):
         masked: Sampled rows (ascending) that wait for their TokenBitmasks before they sample.
         swap_out: (device block, host block): contents to keep.
         copies: (from, to): device blocks, copied before a shared one is written.
-        swap_in: (host block, device block).
+        swap_in: (host block, device block), of sequences that go on.
         prompt_logprobs_rows: Rows with positions whose prompt log probabilities are wanted.
         pooled_rows: Rows of pooled sequences. None of them is sampled.
         token_types: One byte for each of `tokens`, its type; empty: all are 0.
@@ -309,10 +309,88 @@ class Profiled(Message, frozen=True):
     kernels: list[dict[str, tuple[float, int]]]
 
 
-Order = LoadAdapter | Profile
+class DiskBlock(Message, frozen=True):
+    """A block in a slot of the disk, with its key, and its place on the host."""
+
+    slot: int
+    group: int
+    hash: bytes
+    host: int
+
+
+class LoadBlocks(Message, frozen=True):
+    """Orders host blocks to the device while steps go on, which neither read nor write the device's blocks; answered by
+    BlocksLoaded.
+
+    Attributes:
+        number: Of the order, from 1.
+        after: Nothing is read or written before this step's own moves are made; 0: at once.
+        loads: (host block, device block).
+    """
+
+    number: int
+    after: int
+    loads: list[tuple[int, int]]
+
+
+class BlocksLoaded(Message, frozen=True):
+    """An order to load blocks is done, except for the device blocks `failed`, which may hold anything. `ms` is what it
+    took from when its turn came."""
+
+    number: int
+    failed: list[int] = []
+    ms: float = 0.0
+
+
+class ReadBlocks(Message, frozen=True):
+    """Orders blocks from the disk to host blocks, which nobody uses meanwhile, once the moves of step `after` are made;
+    answered by BlocksRead."""
+
+    number: int
+    after: int
+    blocks: list[DiskBlock]
+
+
+class BlocksRead(Message, frozen=True):
+    """An order to read blocks is done, except for the slots `failed`, which hold something else, or cannot be read.
+    `ms` is what it took."""
+
+    number: int
+    failed: list[int] = []
+    ms: float = 0.0
+
+
+class StoreBlocks(Message, frozen=True):
+    """Orders host blocks, which keep their contents meanwhile, to the disk; answered by BlocksStored. The slots
+    `dropped` are erased before."""
+
+    number: int
+    blocks: list[DiskBlock]
+    dropped: list[int] = []
+
+
+class BlocksStored(Message, frozen=True):
+    """An order to store blocks is done, except for the slots `failed`, which could not be written. `ms` is what it
+    took."""
+
+    number: int
+    failed: list[int] = []
+    ms: float = 0.0
+
+
+Order = LoadAdapter | LoadBlocks | Profile | ReadBlocks | StoreBlocks
 """Work beside the steps."""
-OrderDone = AdapterLoaded | Profiled
+OrderDone = AdapterLoaded | BlocksLoaded | BlocksRead | BlocksStored | Profiled
 """The one answer to an order."""
+
+
+class DiskContents(Message, frozen=True):
+    """What a disk has room for, and what is there: (slot, group, hash), the oldest first. `load_ms` is what a block
+    takes to the host."""
+
+    num_blocks: int
+    entries: list[tuple[int, int, bytes]] = []
+    load_ms: float = 0.0
 
 
 class DeviceLimits(Message, frozen=True):
@@ -334,3 +412,7 @@ class DeviceLimits(Message, frozen=True):
     """States of sequences and of their checkpoints, ids 1 to num_states; 0 in models without states."""
     load_block_ms: float = 0.0
     """Milliseconds that loading a host block takes, as measured; 0: not measured."""
+    disk: DiskContents | None = None
+    """None without --kv-disk-path."""
+    ready_host_blocks: int = 0
+    """Host blocks that are ready at the start."""

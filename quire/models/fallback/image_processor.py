@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib.util
 import inspect
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -21,8 +21,12 @@ from quire.errors import CheckpointError, RequestError
 if TYPE_CHECKING:
     from PIL.Image import Image
 
-_TEXTS = ("input_ids", "attention_mask", "token_type_ids", "mm_token_type_ids", "labels")
+TEXTS = ("input_ids", "attention_mask", "token_type_ids", "mm_token_type_ids", "labels")
 """What a processor makes of texts."""
+LOADING: dict[str, Any] = {"trust_remote_code": False, "local_files_only": True}
+"""Options by which no code of a checkpoint is run, and nothing is downloaded."""
+_PARTS = ("image_processor", "video", "feature_extractor")
+"""In the names of parts of processors that may be left out."""
 _FILES = ("processor_config.json", "preprocessor_config.json", "tokenizer_config.json")
 _SHOWN = 300
 _UNNAMED = {"fast_vlm": "LlavaProcessor", "glm_ocr": "Glm46VProcessor", "glmga": "Glm46VProcessor"}
@@ -58,9 +62,7 @@ class CheckpointProcessor:
     def __init__(self, directory: Path, image_token: int) -> None:
         self._image_token = image_token
         try:
-            self._tokenizer: Any = AutoTokenizer.from_pretrained(
-                directory, trust_remote_code=False, local_files_only=True
-            )
+            self._tokenizer: Any = AutoTokenizer.from_pretrained(directory, **LOADING)
             self.processor = _build(directory, self._tokenizer)
         except CheckpointError:
             raise
@@ -108,7 +110,7 @@ class CheckpointProcessor:
     def _processed(self, text: str, image: Image) -> ImageInputs:
         found = self.processor(text=[text], images=[image], add_special_tokens=False, return_tensors="pt")
         tokens = [int(each) for each in found["input_ids"][0]]
-        tensors = {name: np.asarray(value) for name, value in found.items() if name not in _TEXTS and value is not None}
+        tensors = {name: np.asarray(value) for name, value in found.items() if name not in TEXTS and value is not None}
         return ImageInputs(tokens, tensors)
 
     def _candidates(self) -> list[str]:
@@ -140,11 +142,20 @@ def _small_image() -> Image:
 def _build(directory: Path, tokenizer: Any) -> Callable[..., Any]:
     """Build the processor of a checkpoint, without those of videos and sounds."""
     images = _image_processor(directory)
-    kind = _class_of(directory)
+    kind = processor_class(directory)
     if kind is None:
         return PixtralLayout(images, tokenizer, _settings(directory, _FILES[0]))
+    return build_processor(directory, kind, {"tokenizer": tokenizer, "image_processor": images})
 
-    class Processor(kind):  # type: ignore[misc, valid-type]
+
+def build_processor(directory: Path, kind: Any, given: Mapping[str, Any]) -> Callable[..., Any]:
+    """Build a processor of a class with these parts, and without those that read something else.
+
+    Raises:
+        CheckpointError: The class needs a part of another kind.
+    """
+
+    class Processor(kind):  # type: ignore[misc]
         def check_argument_for_proper_class(self, argument_name: str, argument: Any) -> Any:
             if not isinstance(argument, _Absent):
                 return super().check_argument_for_proper_class(argument_name, argument)
@@ -153,31 +164,31 @@ def _build(directory: Path, tokenizer: Any) -> Callable[..., Any]:
     Processor.__name__ = kind.__name__
     parts: dict[str, Any] = {}
     for name in kind.get_attributes():
-        if name not in ("tokenizer", "image_processor") and "video" not in name and "feature_extractor" not in name:
+        if name not in given and not any(each in name for each in _PARTS):
             raise CheckpointError(f"{kind.__name__} needs {name}, which is not built.")
-        parts[name] = {"tokenizer": tokenizer, "image_processor": images}.get(name) or _Absent()
+        parts[name] = given.get(name) or _Absent()
     known = inspect.signature(kind.__init__).parameters
-    given = _settings(directory, _FILES[0])
-    own = {name: value for name, value in given.items() if name in known and name not in parts}
+    own = {
+        name: value for name, value in _settings(directory, _FILES[0]).items() if name in known and name not in parts
+    }
     built: Callable[..., Any] = Processor(**parts, **own | {"chat_template": None} if "chat_template" in known else own)
     return built
 
 
 def _image_processor(directory: Path) -> Any:
     """Return the image processor, that of Pillow if there is one: its pixels are the same on every machine."""
-    options = {"trust_remote_code": False, "local_files_only": True}
     try:
-        return AutoImageProcessor.from_pretrained(directory, backend="pil", **options)  # type: ignore[no-untyped-call]
+        return AutoImageProcessor.from_pretrained(directory, backend="pil", **LOADING)  # type: ignore[no-untyped-call]
     except (ImportError, ValueError):
         if importlib.util.find_spec("torchvision") is None:
             raise CheckpointError(
                 "its image processor needs torchvision, which is not installed: pip install torchvision"
             ) from None
-        return AutoImageProcessor.from_pretrained(directory, **options)  # type: ignore[no-untyped-call]
+        return AutoImageProcessor.from_pretrained(directory, **LOADING)  # type: ignore[no-untyped-call]
 
 
-def _class_of(directory: Path) -> Any:
-    """Return the class of the processor; None: its layout of tokens is built here."""
+def processor_class(directory: Path) -> Any:
+    """Return the class of a checkpoint's processor; None: its layout of tokens is built here."""
     named = [_settings(directory, name).get("processor_class") for name in _FILES]
     kind = str(_settings(directory, "config.json").get("model_type"))
     name = next((each for each in named if each), None) or PROCESSOR_MAPPING_NAMES.get(kind) or _UNNAMED.get(kind)

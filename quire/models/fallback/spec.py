@@ -17,12 +17,13 @@ from dataclasses import replace
 from functools import lru_cache
 from importlib.metadata import version
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import msgspec
 
 from quire.errors import CheckpointError, ConfigError
 from quire.foundation.config import environment
+from quire.models.audio.hearing_spec import HearingSpec
 from quire.models.fallback.description import Description
 from quire.models.families.family import Family
 from quire.models.layer_spec import AttentionSpec, LayerSpec, MlpSpec, NormSpec
@@ -30,6 +31,7 @@ from quire.models.vision.module_spec import ModuleVisionSpec
 
 _INSPECTION = "quire.models.fallback.inspection"
 _TOWER_INSPECTION = "quire.models.fallback.tower_inspection"
+_AUDIO_INSPECTION = "quire.models.fallback.audio_inspection"
 _TOWER_FILES = ("config.json", "preprocessor_config.json", "processor_config.json", "tokenizer_config.json")
 _SECONDS = 600
 _FORMAT = 2
@@ -40,7 +42,7 @@ FAMILY = Family(decoder="quire.models.fallback.decoder:FallbackDecoder")
 WHOLE = Family(decoder="quire.models.fallback.encoder:FallbackEncoder")
 """Models that make vectors or values of whole texts."""
 _log = logging.getLogger(__name__)
-_Found = TypeVar("_Found", Description, ModuleVisionSpec)
+_Found = TypeVar("_Found", Description, ModuleVisionSpec, HearingSpec)
 
 
 def is_installed() -> bool:
@@ -76,16 +78,34 @@ def describe_tower(directory: Path) -> ModuleVisionSpec:
         raise CheckpointError("transformers computes it, and is not installed: pip install 'quire[transformers]'")
     if not any((directory / name).is_file() for name in _TOWER_FILES[1:3]):
         raise CheckpointError("the checkpoint has no image processor: download its preprocessor_config.json")
-    found = _tower_or_error(directory.resolve(), _digest(directory, _TOWER_FILES))
+    return _tower(directory, _TOWER_INSPECTION, ModuleVisionSpec)
+
+
+def describe_hearing(directory: Path) -> HearingSpec:
+    """Describe the tower for sounds of a checkpoint, as it was described before if nothing has changed.
+
+    Raises:
+        CheckpointError: transformers is not installed, or cannot compute it; the message says why.
+    """
+    if not is_installed():
+        raise CheckpointError("transformers computes it, and is not installed: pip install 'quire[transformers]'")
+    return _tower(directory, _AUDIO_INSPECTION, HearingSpec)
+
+
+def _tower(directory: Path, inspection: str, kind: type[_Found]) -> _Found:
+    digest = _digest(directory, (*_TOWER_FILES, inspection))
+    found = _tower_or_error(directory.resolve(), digest, inspection)
     if isinstance(found, CheckpointError):
         raise found
+    assert isinstance(found, kind)
     return found
 
 
 @lru_cache(maxsize=32)
-def _tower_or_error(directory: Path, digest: str) -> ModuleVisionSpec | CheckpointError:
+def _tower_or_error(directory: Path, digest: str, inspection: str) -> ModuleVisionSpec | HearingSpec | CheckpointError:
+    kind: Any = HearingSpec if inspection == _AUDIO_INSPECTION else ModuleVisionSpec
     try:
-        found: ModuleVisionSpec = _describe(directory, digest, _TOWER_INSPECTION, ModuleVisionSpec)
+        found: ModuleVisionSpec | HearingSpec = _describe(directory, digest, inspection, kind)
     except CheckpointError as error:
         return error
     return found

@@ -64,15 +64,25 @@ class StubEmbedding(nn.Module):
         return torch.full((*tokens.shape, self._hidden), 0.5, device=tokens.device)
 
 
-def build_tower_model(directory: Path, architecture: str, dtype: torch.dtype) -> PreTrainedModel:
+def build_tower_model(
+    directory: Path, architecture: str, dtype: torch.dtype, features: str | None = "get_image_features"
+) -> PreTrainedModel:
     """Build a model on the meta device, with a TextStub in the place of its text model.
 
+    Args:
+        directory: The checkpoint.
+        architecture: The class.
+        dtype: The dtype of its weights.
+        features: The method by which the tower computes; None: no method is called.
+
     Raises:
-        CheckpointError: The class has no tower apart from its text model.
+        CheckpointError: The class has no tower apart from its text model, or no such method.
     """
     kind = getattr(transformers, architecture, None)
-    if kind is None or not hasattr(kind, "get_image_features"):
-        raise CheckpointError(f"{architecture} has no get_image_features, by which images are computed.")
+    if kind is None:
+        raise CheckpointError(f"transformers {transformers.__version__} has no {architecture}.")
+    if features is not None and not hasattr(kind, features):
+        raise CheckpointError(f"{architecture} has no {features}, by which images are computed.")
     config = read_config(directory)
     model = build_on_meta(kind, config, dtype)
     text: Any = model.get_decoder()  # type: ignore[no-untyped-call]

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from quire.models.audio.hearing_spec import HEARS
 from quire.models.families import (
     bert,
     bloom,
@@ -33,6 +34,7 @@ from quire.models.families import (
     llama4,
     mamba,
     mimo,
+    minimax,
     ministral,
     modernbert,
     moe,
@@ -43,6 +45,7 @@ from quire.models.families import (
     qwen,
     renamed,
     speech,
+    step,
     zamba2,
 )
 from quire.models.families.family import Family
@@ -77,10 +80,12 @@ _GROUPS = (
     lfm2,
     mamba,
     mimo,
+    minimax,
     ministral,
     moe,
     olmo,
     renamed,
+    step,
     zamba2,
 )
 FAMILIES: dict[str, Family] = {name: family for group in _GROUPS for name, family in group.FAMILIES.items()}
@@ -104,6 +109,7 @@ NATIVE: dict[str, Family] = FAMILIES | POOLED | SPEECH | HEADS
 """All architectures that Quire's own layers compute."""
 
 WRAPPERS = (
+    *HEARS,
     "AyaVisionForConditionalGeneration",
     "Cohere2VisionForConditionalGeneration",
     "Exaone4_5_ForConditionalGeneration",
@@ -132,12 +138,14 @@ WRAPPERS = (
     "Qwen3_5ForConditionalGeneration",
     "Qwen3_5MoeForConditionalGeneration",
     "SmolVLMForConditionalGeneration",
+    "Step3p7ForConditionalGeneration",
     "VideoLlama3ForConditionalGeneration",
     "VideoLlavaForConditionalGeneration",
     "VipLlavaForConditionalGeneration",
 )
-"""Architectures that also read images; `text_config` describes their text model. Some towers are in `models/vision`."""
-FLAT = {name: "Qwen2ForCausalLM" for name in WRAPPERS if name.startswith("Qwen2")}
+"""Architectures that also read images or sounds; `text_config` describes their text model. Some towers are in
+`models/vision`."""
+FLAT = dict.fromkeys(("Qwen2VLForConditionalGeneration", "Qwen2_5_VLForConditionalGeneration"), "Qwen2ForCausalLM")
 """Text models of architectures that older files describe without a `text_config`."""
 
 
@@ -202,6 +210,7 @@ TEXT_MODELS: dict[str, TextModel] = {
     "qwen3_vl_moe_text": TextModel(
         "Qwen3MoeForCausalLM", _sizes(2048, 5632, 24, 16, 16, 151936) | _QWEN3_VL | _QWEN3_VL_EXPERTS
     ),
+    "step3p5": TextModel("Step3p5ForCausalLM", _sizes(4096, 11264, 45, 64, 8, 128815)),
     "qwen3_moe": TextModel("Qwen3MoeForCausalLM", _sizes(2048, 6144, 24, 32, 4, 151936)),
 }
 """Text models by the `model_type` of their `text_config`."""

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from quire.compute.attention.backend import AttentionBackend, AttentionLayer
 from quire.compute.collectives.delta import Delta
+from quire.compute.kernels.dispatch import kernel
 from quire.compute.kernels.reference.attention_inputs import NormRopeForm, QKNormRope
 from quire.compute.kernels.reference.quantized_rows import Rows
 from quire.compute.mesh import Span
@@ -84,6 +85,7 @@ class LatentExpansion:
         self._weight: DenseValues = own
         self._shape = part.count, each, spec.rank
         self._nope = spec.nope
+        self._products = kernel("head_products", options.device.type)
         self._keys: Tensor
         self._values: Tensor
 
@@ -95,13 +97,15 @@ class LatentExpansion:
         keys, values = torch.split(weight, [self._nope, self._shape[1] - self._nope], 1)
         self._keys, self._values = keys, values.transpose(1, 2)  # [heads, nope, rank], [heads, rank, values]
 
-    def absorb(self, queries: Tensor) -> Tensor:
-        """Multiply queries with what makes keys: [tokens, heads, nope] → [tokens, heads, rank]."""
-        return torch.bmm(queries.transpose(0, 1), self._keys).transpose(0, 1)
+    def absorb(self, queries: Tensor, out: Tensor) -> None:
+        """Multiply queries with what makes keys: [tokens, heads, nope] → out [tokens, heads, rank]."""
+        self._products(queries, self._keys, out)
 
     def expand(self, sums: Tensor) -> Tensor:
         """Make sums of values of sums of latents: [tokens, heads, rank] → [tokens, heads · values]."""
-        return torch.bmm(sums.transpose(0, 1), self._values).transpose(0, 1).flatten(1)
+        out = sums.new_empty((*sums.shape[:2], self._values.shape[2]))
+        self._products(sums, self._values, out)
+        return out.flatten(1)
 
 
 class LatentQueries:
@@ -136,6 +140,7 @@ class LatentAttention:
         out: Projects the output back into the stream.
         gate: Projects the input to the gate of each head's output; None: there is no gate.
         gated: Gates the output.
+        device: The type of the device.
 
     Attributes:
         row_form: The form of quantized rows that the layer takes in addition to dense ones; None: dense rows only.
@@ -152,6 +157,8 @@ class LatentAttention:
         out: Callable[[Tensor], Delta],
         gate: Projection | None = None,
         gated: OutputGate | None = None,
+        *,
+        device: str,
     ) -> None:
         self.row_form = queries.row_form if queries.row_form == latent.row_form and gate is None else None
         self._gate = gate
@@ -163,6 +170,7 @@ class LatentAttention:
         self._norm = norm
         self._expansion = expansion
         self._out = out
+        self._inputs = kernel("latent_inputs", device)
         self._form = NormRopeForm(interleaved=spec.rope is not None and spec.rope.interleaved)
 
     def __call__(self, x: Rows, angles: Angles | None, backend: AttentionBackend) -> Delta:
@@ -172,10 +180,8 @@ class LatentAttention:
         q = self._queries(x).view(n, heads, spec.head_dim)
         latent = self._latent(x)
         qk = q.new_empty((n, heads + 1, spec.cached_width))  # in front, what is rotated
-        qk[:, :heads, :rotated] = q[..., spec.nope :]
-        qk[:, :heads, rotated:] = self._expansion.absorb(q[..., : spec.nope])
-        qk[:, heads, :rotated] = latent[:, spec.rank :]
-        qk[:, heads, rotated:] = self._norm(latent[:, : spec.rank].contiguous())
+        self._inputs(q, latent, self._norm.weight, self._norm.eps, qk)
+        self._expansion.absorb(q[..., : spec.nope], qk[:, :heads, rotated:])
         cos, sin, scale = (None, None, None) if angles is None else (angles.cos, angles.sin, angles.query_scale)
         sums = q.new_empty((n, heads, spec.cached_width))
         backend.run(self._layer, qk, QKNormRope(cos=cos, sin=sin, form=self._form, query_scale=scale), sums)

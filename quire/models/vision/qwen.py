@@ -33,7 +33,7 @@ _NAMES = ModuleNames(layer=f"{_TOWER}.blocks.{{}}", norms=("norm1", "norm2"), qk
 
 
 class PatchProduct:
-    """Patches of pixels, each twice in time, to the tower's stream."""
+    """Patches of pixels, of two frames each, to the tower's stream; an image is two frames that are alike."""
 
     def __init__(self, spec: QwenVisionSpec, options: TensorOptions) -> None:
         self._spec = spec
@@ -50,11 +50,13 @@ class PatchProduct:
         self._weight = read_weight(checkpoint, weight, self._options).flatten(1)
 
     def __call__(self, pixels: Tensor) -> Tensor:
-        """Embed: pixels [3, height, width] → [patches, hidden], square by square of those that are merged."""
+        """Embed: pixels [3, height, width] of an image, or [frames, 3, height, width] of a slice of a video → [patches,
+        hidden], square by square of those that are merged."""
         spec, size, merge = self._spec, self._spec.patch_size, self._spec.merge
-        rows, columns = (length // size // merge for length in pixels.shape[1:])
-        squares = pixels.view(CHANNELS, rows, merge, size, columns, merge, size).permute(1, 4, 2, 5, 0, 3, 6)
-        patches = squares.reshape(-1, CHANNELS, 1, size, size).expand(-1, -1, spec.frames, -1, -1)
+        rows, columns = (length // size // merge for length in pixels.shape[-2:])
+        squares = pixels.reshape(-1, CHANNELS, rows, merge, size, columns, merge, size).permute(2, 5, 3, 6, 1, 0, 4, 7)
+        patches = squares.reshape(rows * columns * merge**2, CHANNELS, -1, size, size)
+        patches = patches.expand(-1, -1, spec.frames, -1, -1)
         return F.linear(patches.reshape(len(patches), -1), self._weight)
 
 
@@ -80,12 +82,18 @@ class QwenTower:
         self._grid = lru_cache(_KEPT_GRIDS)(self._new_grid)
 
     def __call__(self, images: Sequence[Tensor]) -> list[Tensor]:
-        """Compute vectors: images [height, width, 3] uint8 → [tokens, outputs] each."""
-        return [self._vectors(image) for image in images]
+        """Compute vectors: images [height, width, 3], or videos [frames, height, width, 3], uint8 → [tokens, outputs]
+        each."""
+        return [self._vectors(image) if image.dim() == 3 else self._of_video(image) for image in images]
+
+    def _of_video(self, video: Tensor) -> Tensor:
+        """Compute a video's slices one by one: patches see those of their own slice alone."""
+        return torch.cat([self._vectors(each) for each in torch.split(video, self._spec.frames)])
 
     def _vectors(self, image: Tensor) -> Tensor:
+        """Compute the vectors of an image [height, width, 3], or of a slice of a video [frames, height, width, 3]."""
         spec = self._spec
-        rows, columns = (length // spec.patch_size for length in image.shape[:2])
+        rows, columns = (length // spec.patch_size for length in image.shape[-3:-1])
         angles, segments = self._grid(rows, columns)
         attention = ImageAttention(segments)
         x, delta = self._embed(self._pixels(image)), None

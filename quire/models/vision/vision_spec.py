@@ -10,7 +10,6 @@ from typing import Any
 from quire.errors import CheckpointError
 from quire.models.config_file import ConfigFile, processor_settings
 from quire.models.vision.module_spec import ModuleVisionSpec
-from quire.models.vision.modules import read_modules
 from quire.models.vision.pixel_settings import CHANNELS, PixelValues
 
 _LLAVA = "LlavaForConditionalGeneration"
@@ -109,6 +108,8 @@ class QwenVisionSpec:
         whole_layers: Layers in which patches see the whole image nevertheless.
         outputs: Width of an image's vectors.
         min_pixels, max_pixels: Between which images are resized.
+        video_token: The token that stands for each of a video's vectors; None: videos are not read.
+        tokens_per_second: How many positions a second of a video takes; 0: a position for each slice.
     """
 
     image_token: int
@@ -128,6 +129,8 @@ class QwenVisionSpec:
     outputs: int
     min_pixels: int
     max_pixels: int
+    video_token: int | None = None
+    tokens_per_second: float = 0.0
 
     @property
     def placeholder(self) -> int:
@@ -182,6 +185,10 @@ def pixel_bounds(settings: Mapping[str, Any]) -> tuple[int, int]:
     return least, most
 
 
+MAX_VIDEO_TOKENS = 16_384
+"""Most tokens of a video."""
+SAMPLING = ("fps", "num_frames", "min_frames", "max_frames")
+"""Settings of processors by which frames of videos are chosen."""
 _MIN_PIXELS = 56 * 56
 _MAX_PIXELS = 28 * 28 * 1280
 
@@ -200,7 +207,11 @@ def read_vision(directory: Path) -> VisionSpec | None:
         if name in names:
             return _qwen(fields, tower, processor_settings(directory, "image_processor"), gated=name == _QWEN25)
     clip = _clip(fields, tower, processor_settings(directory, "image_processor")) if _LLAVA in names else None
-    return clip or read_modules(directory, names)
+    if clip is not None:
+        return clip
+    from quire.models.vision.modules import read_modules  # the specs of all models, which no model of text wants
+
+    return read_modules(directory, names)
 
 
 def _clip(fields: ConfigFile, tower: Mapping[str, Any], settings: Mapping[str, Any]) -> ClipSpec | None:
@@ -264,6 +275,8 @@ def _qwen(
         outputs=_count(fields, tower, "out_hidden_size", width_of_text) if gated else int(width_of_text),
         min_pixels=least,
         max_pixels=most,
+        video_token=_video_token(fields),
+        tokens_per_second=float(tower.get("tokens_per_second", 4)) if gated else 0.0,
     )
 
 
@@ -286,6 +299,11 @@ def _count(fields: ConfigFile, values: Mapping[str, Any], name: str, default: in
     if isinstance(value, bool) or not isinstance(value, int) or not 0 < value < 2**31:
         raise fields.refused("vision_config", f"'{name}' of a part is {value!r}, it must be a positive integer.")
     return value
+
+
+def _video_token(fields: ConfigFile) -> int | None:
+    value = fields.get("video_token_id")
+    return value if isinstance(value, int) and not isinstance(value, bool) and value >= 0 else None
 
 
 def _image_token(fields: ConfigFile) -> int:

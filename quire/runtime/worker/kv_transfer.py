@@ -12,11 +12,12 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from quire.compute.kernels.dispatch import kernel
 from quire.foundation.messages.workers import Plan
-from quire.runtime.worker.host_memory import pin_host_memory, unpin_host_memory
+from quire.runtime.worker.host_memory import pin_host_memory, unpin_host_memory, upload
 from quire.runtime.worker.pinned_host_pool import PinnedHostPool
 from quire.runtime.worker.staging_buffer import ZeroCopyColumns, to_device_memory
 
@@ -24,6 +25,8 @@ STAGING_BYTES = 32 * 2**20
 """Size of each of the two buffers on the device through which blocks are swapped."""
 MEASURED_BYTES = 16 * 2**20
 """Bytes that are loaded at the start to see how long that takes."""
+_LOADED_AT_ONCE = 64
+"""Blocks that a CPU moves at a time beside steps: few, so that it needs little memory for them."""
 _MEASUREMENTS = 5
 """So often that is measured: the quickest time is the one that nothing else has disturbed."""
 
@@ -65,6 +68,24 @@ class BlockTransfer:
         """Move the plan's blocks in stream order. `moves` is what `stage` returned for the plan."""
         raise NotImplementedError
 
+    def load(self, pairs: Sequence[tuple[int, int]]) -> None:
+        """Fill device blocks, which no step uses meanwhile, from (host, device) pairs, behind the moves of all plans
+        that were launched, and wait until they are filled. Called in a thread of its own, while steps go on."""
+        raise NotImplementedError
+
+    def host_memory(self, block: int) -> list[memoryview]:
+        """Return the memory of a host block that is ready: bytes in one dimension each, of the same sizes for all
+        blocks."""
+        raise NotImplementedError
+
+    def device_contents(self, block: int) -> list[Tensor]:
+        """Return copies of a device block's contents in host memory, once all that was launched is done; equally many
+        bytes, in the same order, as `host_memory` has."""
+        raise NotImplementedError
+
+    def wait_for_host(self) -> None:
+        """Wait until what plans have copied to the host is there, of all plans that were launched."""
+
     def prepare_host_pool(self) -> None:
         """Start to prepare the host pool's memory in the background. Called at the end of the start."""
 
@@ -84,6 +105,7 @@ class CpuBlockTransfer(BlockTransfer):
     def __init__(self, blocks: Tensor, host: Tensor) -> None:
         self._blocks = blocks
         self._host = host
+        self._host_bytes: NDArray[np.uint8] | None = None  # [storages, host blocks, bytes]
 
     @property
     def ready_host_blocks(self) -> int:
@@ -112,6 +134,18 @@ class CpuBlockTransfer(BlockTransfer):
         if plan.swap_in:
             _move(self._host, self._blocks, plan.swap_in)
 
+    def load(self, pairs: Sequence[tuple[int, int]]) -> None:
+        for first in range(0, len(pairs), _LOADED_AT_ONCE):
+            _move(self._host, self._blocks, pairs[first : first + _LOADED_AT_ONCE])
+
+    def host_memory(self, block: int) -> list[memoryview]:
+        if self._host_bytes is None:
+            self._host_bytes = self._host.flatten(2).view(torch.uint8).numpy()
+        return [memoryview(storage[block]) for storage in self._host_bytes]
+
+    def device_contents(self, block: int) -> list[Tensor]:
+        return [self._blocks[:, block].clone()]
+
 
 class JoinedTransfer(BlockTransfer):
     """Combines several transfers whose blocks have the same ids, and moves their blocks together."""
@@ -130,6 +164,20 @@ class JoinedTransfer(BlockTransfer):
     def apply(self, plan: Plan, moves: BlockMoves) -> None:
         for each in self._all:
             each.apply(plan, moves)
+
+    def load(self, pairs: Sequence[tuple[int, int]]) -> None:
+        for each in self._all:
+            each.load(pairs)
+
+    def host_memory(self, block: int) -> list[memoryview]:
+        return [piece for each in self._all for piece in each.host_memory(block)]
+
+    def device_contents(self, block: int) -> list[Tensor]:
+        return [part for each in self._all for part in each.device_contents(block)]
+
+    def wait_for_host(self) -> None:
+        for each in self._all:
+            each.wait_for_host()
 
     def prepare_host_pool(self) -> None:
         for each in self._all:
@@ -154,8 +202,9 @@ class GpuBlockTransfer(BlockTransfer):
 
     A block that is swapped out is first gathered into a staging buffer on the steps' stream, so that it can be
     overwritten at once; the buffer is copied to the host while the step computes. A block that is swapped in is copied
-    to another staging buffer, and the step waits for it. Each run of consecutive host blocks takes one copy. `blocks`
-    is [storages, blocks, …] on the device.
+    to another staging buffer, and the step waits for it. Blocks that are loaded beside the steps have a third buffer
+    and a second stream, and only who loads them waits. Each run of consecutive host blocks takes one copy. `blocks` is
+    [storages, blocks, …] on the device.
     """
 
     def __init__(self, blocks: Tensor, host_blocks: int) -> None:
@@ -163,12 +212,14 @@ class GpuBlockTransfer(BlockTransfer):
         shape = self._blocks.shape[1:]
         block_bytes = shape.numel() * blocks.element_size()
         staged = max(1, min(STAGING_BYTES // block_bytes, host_blocks)) if host_blocks else 0
-        self._outgoing, self._incoming = (
-            torch.empty((staged, *shape), dtype=blocks.dtype, device=blocks.device) for _ in range(2)
+        self._outgoing, self._incoming, self._loaded = (
+            torch.empty((staged, *shape), dtype=blocks.dtype, device=blocks.device) for _ in range(3)
         )
         self._move_blocks = kernel("move_blocks", blocks.device.type)
         self._pool = PinnedHostPool(host_blocks, shape, blocks.dtype, pin_host_memory, unpin_host_memory)
+        self._steps = torch.cuda.current_stream(blocks.device)
         self._stream = torch.cuda.Stream(blocks.device)  # type: ignore[no-untyped-call]
+        self._load_stream = torch.cuda.Stream(blocks.device)  # type: ignore[no-untyped-call]
         self._left = torch.cuda.Event()  # type: ignore[no-untyped-call]
         self._arrived = torch.cuda.Event()  # type: ignore[no-untyped-call]
         self._warm_up()
@@ -191,6 +242,7 @@ class GpuBlockTransfer(BlockTransfer):
     def close(self) -> None:
         with suppress(RuntimeError):  # a device that failed has said so already
             self._stream.synchronize()
+            self._load_stream.synchronize()
         self._pool.close()
 
     def stage(self, plan: Plan, staging: ZeroCopyColumns) -> BlockMoves:
@@ -217,6 +269,30 @@ class GpuBlockTransfer(BlockTransfer):
             self._move_blocks(self._blocks, sources, self._blocks, targets)
         if moves.swap_in is not None:
             self._swap_in(to_device_memory(moves.swap_in), [host for host, _ in plan.swap_in])
+
+    def load(self, pairs: Sequence[tuple[int, int]]) -> None:
+        stream, size = self._load_stream, len(self._loaded)
+        with torch.inference_mode(), torch.cuda.stream(stream):
+            targets = upload([device for _, device in pairs], self._blocks.device)
+            hosts = [host for host, _ in pairs]
+            stream.wait_stream(self._steps)  # who used these blocks before is done
+            stream.wait_stream(self._stream)  # and what is on its way to the host has come there
+            for first in range(0, len(pairs), size):
+                for place, run in self._pool.runs(hosts[first : first + size]):
+                    self._loaded[place : place + len(run)].copy_(run, non_blocking=True)
+                self._move_blocks(self._loaded, None, self._blocks, targets[first : first + size])
+            stream.synchronize()
+
+    def host_memory(self, block: int) -> list[memoryview]:
+        ((_, run),) = self._pool.runs([block])
+        memory: NDArray[np.uint8] = run.view(torch.uint8).numpy().reshape(-1)
+        return [memoryview(memory)]  # type: ignore[arg-type]
+
+    def device_contents(self, block: int) -> list[Tensor]:
+        return [self._blocks[block].cpu()]
+
+    def wait_for_host(self) -> None:
+        self._stream.synchronize()
 
     def _swap_out(self, blocks: Tensor, hosts: Sequence[int]) -> None:
         compute, size = torch.cuda.current_stream(), len(self._outgoing)

@@ -1,14 +1,15 @@
-"""Puts the vectors of images in the place of their placeholder tokens, and keeps those that plans ask for."""
+"""Puts the vectors of media in the place of their placeholder tokens, and keeps those that plans ask for."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from quire.foundation.messages.to_engine import Medium, MediumTensor
+from quire.foundation.messages.to_engine import Medium, MediumKind, MediumTensor
 from quire.foundation.messages.workers import Plan
 from quire.models.layers.rotary import Positions
 from quire.models.model import MediaVectors
@@ -19,15 +20,15 @@ from quire.runtime.worker.host_memory import upload
 
 
 class MediaEncoder:
-    """Computes the vectors of images that plans add, and keeps them until plans drop them.
+    """Computes the vectors of media that plans add, and keeps them until plans drop them.
 
     Args:
-        tower: Computes vectors of images.
-        device: The tower's device.
+        towers: Compute vectors, by kinds of media.
+        device: The towers' device.
     """
 
-    def __init__(self, tower: Tower, device: torch.device) -> None:
-        self._tower = tower
+    def __init__(self, towers: Mapping[MediumKind, Tower], device: torch.device) -> None:
+        self._towers = towers
         self._device = device
         self._vectors: dict[bytes, Tensor] = {}
 
@@ -35,10 +36,8 @@ class MediaEncoder:
         """Return the vectors of the plan's `media_rows`, with their places in the step; None: there are none."""
         for digest in plan.media_dropped:
             del self._vectors[digest]
-        for start in range(0, len(plan.media_added), TOGETHER):
-            some = plan.media_added[start : start + TOGETHER]
-            for medium, vectors in zip(some, self._tower([self._pixels(medium) for medium in some]), strict=True):
-                self._vectors[medium.digest] = vectors.clone()  # else one that is kept would keep all of them
+        for kind, tower in self._towers.items():
+            self._compute(tower, [medium for medium in plan.media_added if medium.kind == kind])
         places, vectors_of_pieces = list[np.ndarray[tuple[int], np.dtype[np.int64]]](), list[Tensor]()
         for row in plan.media_rows:
             first_token = int(host.first_tokens[row.row])
@@ -50,15 +49,23 @@ class MediaEncoder:
             return None
         return MediaVectors(upload(np.concatenate(places), self._device), torch.cat(vectors_of_pieces))
 
+    def _compute(self, tower: Tower, media: Sequence[Medium]) -> None:
+        for start in range(0, len(media), TOGETHER):
+            some = media[start : start + TOGETHER]
+            for medium, vectors in zip(some, tower([self._pixels(medium) for medium in some]), strict=True):
+                self._vectors[medium.digest] = vectors.clone()  # else one that is kept would keep all of them
+
     def warm_up(self, size: tuple[int, int]) -> None:
         """Compute empty images of this height and width, as many as the tower computes at once."""
-        self._tower([torch.zeros((*size, 3), dtype=torch.uint8, device=self._device)] * TOGETHER)
+        self._towers["image"]([torch.zeros((*size, 3), dtype=torch.uint8, device=self._device)] * TOGETHER)
 
     def _pixels(self, medium: Medium) -> Tensor | dict[str, Tensor]:
-        """Return an image's pixels [height, width, 3] uint8, or what else the tower takes."""
+        """Return a medium's pixels [height, width, 3] uint8, those of a video [frames, height, width, 3], or what else
+        the tower takes."""
         if medium.tensors:
             return {name: _tensor(each).to(self._device) for name, each in medium.tensors.items()}
-        pixels = np.frombuffer(medium.pixels, dtype=np.uint8).reshape(medium.height, medium.width, 3)
+        frames = (-1,) if medium.kind == "video" else ()
+        pixels = np.frombuffer(medium.pixels, dtype=np.uint8).reshape(*frames, medium.height, medium.width, 3)
         return torch.from_numpy(pixels.copy()).to(self._device)
 
 

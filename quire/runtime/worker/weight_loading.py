@@ -14,6 +14,7 @@ from torch import Tensor
 from quire.errors import ConfigError, MemoryBudgetError
 from quire.foundation.clock import Clock, SystemClock
 from quire.foundation.config import Config
+from quire.models.audio.hearing_spec import HearingSpec
 from quire.models.layers.factory import LayerFactory
 from quire.models.layers.layer import Layer, load_all_weights, weight_specs_of
 from quire.models.lora.updates import LowRankUpdates
@@ -145,8 +146,8 @@ def load_encoder(config: Config, factory: LayerFactory, unbiased: tuple[str, ...
         checkpoint.close()
 
 
-def load_tower(config: Config, vision: VisionSpec, factory: LayerFactory) -> None:
-    """Read the weights of a tower for images, whose layers `factory` has built.
+def load_tower(config: Config, spec: VisionSpec | HearingSpec, factory: LayerFactory) -> None:
+    """Read the weights of a tower for images or sounds, whose layers `factory` has built.
 
     Raises:
         CheckpointError: The checkpoint does not fit the tower.
@@ -157,7 +158,7 @@ def load_tower(config: Config, vision: VisionSpec, factory: LayerFactory) -> Non
     else:
         checkpoint = SafetensorsCheckpoint(Path(config.model.model))
     try:
-        if not isinstance(vision, ModuleVisionSpec):  # else transformers converts names, and compares them
+        if not isinstance(spec, ModuleVisionSpec | HearingSpec):  # else transformers converts names, and compares them
             checkpoint = tower_part(checkpoint, {spec.name for spec in specs})
             check_weights(checkpoint, specs, "the tower for images")
         load_all_weights(factory.layers, checkpoint, 1, ReadingProgress(0, SystemClock(), False))

@@ -22,21 +22,35 @@ from quire.compute.mesh import Mesh
 from quire.errors import MemoryBudgetError
 from quire.foundation.clock import Clock
 from quire.foundation.config import Config
-from quire.foundation.messages.workers import DeviceLimits, LoadAdapter, MaskedDrafts, Plan, Result, TokenBitmasks
+from quire.foundation.messages.to_engine import MediumKind
+from quire.foundation.messages.workers import (
+    DeviceLimits,
+    LoadAdapter,
+    LoadBlocks,
+    MaskedDrafts,
+    Plan,
+    ReadBlocks,
+    Result,
+    StoreBlocks,
+    TokenBitmasks,
+)
 from quire.models.audio.audio_spec import SpeechSpec
 from quire.models.audio.encoder import UNBIASED, SpeechEncoder
+from quire.models.audio.hearing_spec import HearingSpec
 from quire.models.layers.factory import LayerFactory
 from quire.models.lora.loader import DeviceAdapterLoader
 from quire.models.lora.updates import AdapterMemory
 from quire.models.model import Stage, build_model
 from quire.models.rank_spec import rank_share
 from quire.models.spec import ModelSpec, spec_of
-from quire.models.vision.towers import build_tower, check_tower
+from quire.models.vision.tower import Tower
+from quire.models.vision.towers import build_tower, check_tower, kinds_of
 from quire.models.vision.vision_spec import VisionSpec
 from quire.models.weights.tensor_options import PackedAtStart
-from quire.planning.draft_model import draft_model_bytes
+from quire.planning.draft_model import draft_bytes
 from quire.planning.images import largest_size
 from quire.planning.kv_cache_plan import MeasuredMemory, NumBlocks, plan_kv_cache
+from quire.runtime.worker.block_orders import BlockOrders
 from quire.runtime.worker.host_memory import trim_heap
 from quire.runtime.worker.kv_tensors import KVCache, cache_transfer
 from quire.runtime.worker.kv_transfer import BlockTransfer
@@ -49,6 +63,7 @@ from quire.runtime.worker.speculation.lookup_drafter import Drafter, build_draft
 from quire.runtime.worker.stage_tokens import StageTokens
 from quire.runtime.worker.startup import gpu_memory
 from quire.runtime.worker.startup.compile_warmup import launch_all_kernels, reduced_model
+from quire.runtime.worker.startup.disk_tier import open_disk_store
 from quire.runtime.worker.startup.gemm_warmup import gemms_of, start_warmup
 from quire.runtime.worker.startup.kv_scales import choose_kv_scales, new_kv_scales
 from quire.runtime.worker.startup.packed_weights import packed_weights_for
@@ -125,6 +140,8 @@ class Worker:
         self.orders = WorkerOrders()
         self.host_memory: memoryview | None = None
         self._adapters: DeviceAdapterLoader | None = None
+        self._block_orders: BlockOrders | None = None
+        self._launched: Callable[[int], None] = lambda step: None
 
     def load(self, agree: Agree = lambda blocks: blocks) -> DeviceLimits:
         """Load the model and make the device ready to serve.
@@ -151,11 +168,22 @@ class Worker:
             if self._precompiler is not None:
                 with self._stage("compile"):
                     self._precompiler.finish()
-        load_block_ms = 0.0
+        load_block_ms, on_disk = 0.0, None
         if self._transfer is not None:
             self._transfer.prepare_host_pool()
             if self._config.cache.kv_offloading_size is not None:
                 load_block_ms = self._transfer.measure_load_ms()
+                disk = None
+                if self._config.cache.kv_disk_path is not None:
+                    with self._stage("disk_tier"):
+                        disk, on_disk = open_disk_store(
+                            self._config, self._runner, self._transfer, len(loaded.spec.kv_groups()), self._kv_scales
+                        )
+                self._block_orders = BlockOrders(self._transfer, self.orders.report, disk)
+                self.orders.serve(LoadBlocks, self._block_orders.load)
+                self.orders.serve(ReadBlocks, self._block_orders.read)
+                self.orders.serve(StoreBlocks, self._block_orders.store)
+                self._launched = self._block_orders.launched
         on_gpu = self._device.type == "cuda"
         sizes = self._parts.graph_shapes().mixed_sizes(self._parts.limits.tokens) if on_gpu else []
         return DeviceLimits(
@@ -166,6 +194,8 @@ class Worker:
             startup=self._startup,
             step_sizes=sizes,
             num_states=blocks.states,
+            disk=on_disk,
+            ready_host_blocks=0 if self._transfer is None else self._transfer.ready_host_blocks,
         )
 
     def set_threads(self) -> None:
@@ -221,7 +251,7 @@ class Worker:
         with gpu_memory.room_for("what all sequences hold", "lower --max-num-seqs, or give a smaller model"):
             slots = self._parts.slot_table(share)
         read = states if loan is None else loan.states
-        media = self._load_tower(share.vision) if share.vision is not None and share.has_tower else None
+        media = self._load_towers(share.towers) if share.towers and share.has_tower else None
         speech = None if spec.speech is None else self._load_speech(spec, spec.speech)
         return LoadedModel(share, model, slots, kernels_known, gemm_warmup, updates, read, media, speech)
 
@@ -242,7 +272,8 @@ class Worker:
                 with torch.inference_mode():
                     loaded.media.warm_up(largest_size(self._config, loaded.spec, loaded.spec.vision))
             left = gpu_memory.bytes_left(self._device, self._config.cache.memory_share)
-            return MeasuredMemory(left - draft_model_bytes(self._config))
+            drafts = draft_bytes(self._config)
+            return MeasuredMemory(left - drafts.weights - drafts.activations)
 
     def allocate(self, loaded: LoadedModel, blocks: NumBlocks) -> None:
         """Allocate the KV cache, the host pool and the buffers of steps."""
@@ -278,7 +309,9 @@ class Worker:
 
     def launch(self, plan: Plan) -> StepHandle:
         """Find the plan's drafts and launch its step on a GPU. Ask `awaits_results` first if the plan allows drafts."""
-        return self._runner.launch(plan, None if self._drafter is None else self._drafter.launch(plan))
+        step = self._runner.launch(plan, None if self._drafter is None else self._drafter.launch(plan))
+        self._launched(plan.step)
+        return step
 
     def awaits_results(self, plan: Plan) -> bool:
         """Return whether the plan gets drafts that need the tokens of all earlier steps, so that these must be finished
@@ -320,6 +353,7 @@ class Worker:
             assert drafted is not None, "drafts of masked rows, of which nobody is told"
             drafted(proposed)
         step = self._runner.launch(plan, drafts)
+        self._launched(plan.step)
         if plan.masked:
             assert masks is not None, "masked rows without bitmasks"
             self.submit_bitmasks(masks())
@@ -333,18 +367,23 @@ class Worker:
         """Stop compiling and release the host pool's memory. Call this after the last step."""
         if self._adapters is not None:
             self._adapters.close()
+        if self._block_orders is not None:
+            self._block_orders.close()
         if self._transfer is not None:
             self._transfer.close()
         if self._precompiler is not None:
             self._precompiler.close()
 
-    def _load_tower(self, vision: VisionSpec) -> MediaEncoder:
+    def _load_towers(self, specs: Sequence[VisionSpec | HearingSpec]) -> MediaEncoder:
+        towers = dict[MediumKind, Tower]()
         with self._stage("tower"):
-            factory = LayerFactory(replace(self._parts.options, packed_weights=PackedAtStart()))
-            tower = build_tower(vision, factory)
-            load_tower(self._config, vision, factory)
-            check_tower(vision, tower)
-            return MediaEncoder(tower, self._device)
+            for spec in specs:
+                factory = LayerFactory(replace(self._parts.options, packed_weights=PackedAtStart()))
+                tower = build_tower(spec, factory)
+                load_tower(self._config, spec, factory)
+                check_tower(spec, tower)
+                towers |= dict.fromkeys(kinds_of(spec), tower)
+            return MediaEncoder(towers, self._device)
 
     def _load_speech(self, spec: ModelSpec, speech: SpeechSpec) -> SpeechEncoder:
         with self._stage("encoder"):

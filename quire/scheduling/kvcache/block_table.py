@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 from quire.scheduling.kvcache.block_pool import DUMMY_BLOCK, BlockKey, BlockPool
 from quire.scheduling.kvcache.cache_groups import CacheGroup
-from quire.scheduling.kvcache.host_tier import HostTier
+from quire.scheduling.kvcache.host_tier import HostTier, TierLookup
 
 _UNLIMITED = 2**40
 """Tokens that there is room for if no layer caches tokens."""
@@ -75,7 +75,7 @@ class PrefixMatch(NamedTuple):
 
     @property
     def host_blocks(self) -> list[int]:
-        """All blocks of the prefix on the host, over all groups."""
+        """Places of all blocks of the prefix that are not on the device, over all groups."""
         return [~block for blocks in self.blocks for block in blocks if block < DUMMY_BLOCK]
 
 
@@ -222,7 +222,7 @@ class BlockTable:
             self._pool.share(block for block in own if block != DUMMY_BLOCK)
         self._num_cached = min(parent._num_cached, length // self._pool.block_size)
 
-    def match_prefix(self, hashes: Iterable[bytes], length: int, tier: HostTier | None = None) -> PrefixMatch:
+    def match_prefix(self, hashes: Iterable[bytes], length: int, tier: TierLookup | None = None) -> PrefixMatch:
         """Find the longest prefix that is cached in all groups, on the device or in a tier that is given. A lookup
         holds no block and leaves the LRU order as it is.
 
@@ -262,17 +262,13 @@ class BlockTable:
         return PrefixMatch(count * size, matched, missing, missing_states, state)
 
     def share_prefix(self, match: PrefixMatch) -> None:
-        """Hold the blocks of a match; those on the host are loaded in this plan. The table must be empty, and no block
-        allocated since the match was made."""
+        """Hold the blocks of a match, all of which are on the device. The table must be empty, and no block allocated
+        since the match was made."""
         assert not any(self._blocks), "only an empty table can share a prefix"
         for own, blocks in zip(self._blocks, match.blocks, strict=True):
             own += blocks
+            assert not own or min(own) >= DUMMY_BLOCK, "blocks that are not on the device"
             self._pool.share(block for block in own if block > DUMMY_BLOCK)
-        if hosts := match.host_blocks:
-            assert self._tier is not None, "blocks of a tier that is not there"
-            loaded = iter(self._tier.load(hosts))
-            for own in self._blocks:
-                own[:] = [next(loaded) if block < DUMMY_BLOCK else block for block in own]
         self._num_cached = match.num_tokens // self._pool.block_size
 
     def cache_blocks(self, hashes: Sequence[bytes], length: int) -> None:
@@ -299,7 +295,7 @@ class BlockTable:
                 if block is not None:
                     self._pool.evict(block)
                 if self._tier is not None:
-                    self._tier.host.evict((group, block_hash))
+                    self._tier.evict((group, block_hash))
             state = None if self._states is None else self._states.get_cached_block(state_key(block_hash))
             if self._states is not None and state is not None:
                 self._states.evict(state)

@@ -5,21 +5,42 @@ plan's copies to the host before anything else, and in the order of plans: so a 
 may find it. Host blocks that a plan reads or writes are held until it is made, since copies to the host come before
 those from there, whichever was planned first. Where the host's memory outlives the engine, blocks are copied by the
 plan after the one that fills them, so that little is lost, and their keys enter the index once that plan is known to
-be done. Knows nothing about requests or bytes.
+be done.
+
+Blocks are loaded beside the steps, by orders to the workers. Blocks of an order are held on both sides until it is
+done. Then those on the device enter the cache and are let go, and who has waited for them looks them up again. Knows
+nothing about requests but their ids, and nothing about bytes.
 """
 
 from __future__ import annotations
 
+import math
 from collections import deque
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from quire.foundation.messages.from_engine import TierLoad
+from quire.foundation.messages.from_engine import DiskLoad, TierLoad
+from quire.foundation.messages.workers import (
+    BlocksLoaded,
+    BlocksRead,
+    BlocksStored,
+    DiskBlock,
+    LoadBlocks,
+    ReadBlocks,
+    StoreBlocks,
+)
 from quire.scheduling.kvcache.block_pool import BlockKey, BlockPool
+from quire.scheduling.kvcache.disk_pool import DiskPool
 from quire.scheduling.kvcache.host_pool import HostPool
 
 Moves = list[tuple[int, int]]
 """Blocks that are copied, (from, to)."""
+ON_DISK = 2**40
+"""Places from here on are slots of the disk; below are host blocks."""
+PATIENCE_S = 2.0
+"""So long a request awaits blocks; then it computes what they hold."""
+_MOST_WRITES = 16
+"""Blocks on their way to the disk at a time: they are held on the host meanwhile."""
 
 
 @dataclass
@@ -32,6 +53,12 @@ class HostTierStats:
         query_tokens: Tokens of admitted requests that the device had not.
         hit_tokens: Of these: loaded.
         too_slow: Prefixes that were not loaded, since computing them was quicker.
+        load_ms: Milliseconds that loads have taken.
+        failed: Blocks that could not be loaded.
+        disk_stored, disk_loaded: Blocks that were written to the disk, and read from there.
+        disk_store_ms, disk_load_ms: Milliseconds that this took.
+        disk_unread, disk_unwritten: Blocks that could not be read as they were written, and not be written.
+        disk_left_out: Blocks that left the host before they were written.
     """
 
     stored: int = 0
@@ -40,24 +67,127 @@ class HostTierStats:
     query_tokens: int = 0
     hit_tokens: int = 0
     too_slow: int = 0
+    load_ms: float = 0.0
+    failed: int = 0
+    disk_stored: int = 0
+    disk_loaded: int = 0
+    disk_store_ms: float = 0.0
+    disk_load_ms: float = 0.0
+    disk_unread: int = 0
+    disk_unwritten: int = 0
+    disk_left_out: int = 0
 
 
-class HostTier:
-    """Keeps in `host` what blocks of `pool` held when they were allocated again.
+@dataclass
+class _Load:
+    """Blocks on their way to the device.
+
+    Attributes:
+        waiting: Requests that await them.
+        hosts, blocks, keys: Where they come from, where they go, and what they hold.
+        prefix: Blocks of the same prefix that are on the device already.
+        until: How long they are awaited.
+    """
+
+    waiting: list[int]
+    hosts: list[int]
+    blocks: list[int]
+    keys: list[BlockKey]
+    prefix: list[int]
+    until: float = math.inf
+
+
+@dataclass
+class _Read:
+    """Blocks on their way from the disk to the host.
+
+    Attributes:
+        waiting: Requests that await them.
+        slots, hosts, keys: Where they come from, where they go, and what they hold.
+        prefix: Host blocks of the same prefix that are there already.
+        until: How long they are awaited.
+    """
+
+    waiting: list[int]
+    slots: list[int]
+    hosts: list[int]
+    keys: list[BlockKey]
+    prefix: list[int]
+    until: float = math.inf
+
+
+class TierLookup:
+    """Looks blocks up as a BlockPool does, on the device and beyond: there a block is ~place."""
+
+    def get_cached_block(self, key: BlockKey) -> int | None:
+        """Return a block with these contents: on the device, or else ~place."""
+        raise NotImplementedError
+
+    def get_cached_prefix(self, group: int, hashes: Iterable[bytes]) -> tuple[list[bytes], list[int]]:
+        """Look up one hash after another, up to the first that is nowhere. Returns all hashes that were read, and the
+        blocks of all but that one."""
+        read, blocks = list[bytes](), list[int]()
+        for block_hash in hashes:
+            read.append(block_hash)
+            block = self.get_cached_block((group, block_hash))
+            if block is None:
+                break
+            blocks.append(block)
+        return read, blocks
+
+
+class _DiskLookup(TierLookup):
+    """Looks on the disk as well."""
+
+    def __init__(self, tier: HostTier, disk: DiskPool) -> None:
+        self._tier = tier
+        self._disk = disk
+
+    def get_cached_block(self, key: BlockKey) -> int | None:
+        block = self._tier.get_cached_block(key)
+        if block is None and (slot := self._disk.get_cached_block(key)) is not None:
+            return ~(ON_DISK + slot)
+        return block
+
+
+class HostTier(TierLookup):
+    """Keeps in `host` what blocks of `pool` held when they were allocated again, and copies of it on a disk.
 
     Args:
         load_ms: Milliseconds that loading a block takes.
         block_bytes: Bytes of a block, for metrics.
+        disk: Blocks that come to the host are written there as well; None: there is none.
+
+    Attributes:
+        lookups: What to look prefixes up in, from the one that finds most.
     """
 
-    def __init__(self, pool: BlockPool, host: HostPool, load_ms: float = 0.0, block_bytes: int = 0) -> None:
+    def __init__(
+        self,
+        pool: BlockPool,
+        host: HostPool,
+        load_ms: float = 0.0,
+        block_bytes: int = 0,
+        disk: DiskPool | None = None,
+    ) -> None:
         self.host = host
+        self.disk = disk or DiskPool()
+        self.lookups: Sequence[TierLookup] = (self,) if disk is None else (_DiskLookup(self, disk), self)
+        self._writes_through = host.index is not None or disk is not None
+        self._to_disk: deque[tuple[int, BlockKey]] = deque()  # whole on the host, and not written yet
+        self._disk_writes: dict[int, list[tuple[int, int, BlockKey]]] = {}  # by order: slot, host block, key
+        self._being_written: set[BlockKey] = set()
         self._block_bytes = block_bytes
         self.load_ms = load_ms
         self.stats = HostTierStats()
         self._pool = pool
         self._stores: Moves = []
-        self._loads: Moves = []
+        self._loads: dict[int, _Load] = {}  # by the number of their order
+        self._reads: dict[int, _Read] = {}  # and these as well
+        self._coming: dict[BlockKey, _Load | _Read] = {}  # which of them brings it
+        self._last_order = 0
+        self._new: list[int] = []  # not ordered yet
+        self._orders: list[LoadBlocks | ReadBlocks | StoreBlocks] = []
         self._used: list[int] = []  # host blocks that the plan in the making reads or writes
         self._filled: list[tuple[int, BlockKey]] = []  # device blocks that the plan in the making may fill
         self._whole: list[tuple[int, BlockKey]] = []  # and those that earlier plans have filled
@@ -76,51 +206,64 @@ class HostTier:
             hit_tokens=stats.hit_tokens,
             left_out=stats.left_out,
             too_slow=stats.too_slow,
+            load_s=stats.load_ms / 1e3,
+            failed_loads=stats.failed,
+            disk=None if len(self.lookups) == 1 else self._disk_usage(),
         )
 
-    # --- lookups, as those of a BlockPool; host blocks are negative --------------------------------------------------
+    def _disk_usage(self) -> DiskLoad:
+        stats, size = self.stats, self._block_bytes
+        return DiskLoad(
+            blocks=self.disk.num_cached,
+            num_blocks=self.disk.num_blocks,
+            stored_bytes=stats.disk_stored * size,
+            loaded_bytes=stats.disk_loaded * size,
+            store_s=stats.disk_store_ms / 1e3,
+            load_s=stats.disk_load_ms / 1e3,
+            unread=stats.disk_unread,
+            unwritten=stats.disk_unwritten,
+            left_out=stats.disk_left_out,
+        )
+
+    @property
+    def num_orders(self) -> int:
+        """Number of orders that are not done yet, or not given."""
+        return (
+            len(self._loads) + len(self._reads) + len(self._disk_writes) + bool(self._to_disk or self.disk.num_dropped)
+        )
+
+    @property
+    def held(self) -> tuple[list[int], list[int]]:
+        """Blocks that orders hold, on the device and on the host, for leak tests."""
+        loads = self._loads.values()
+        device = [block for load in loads for block in (*load.blocks, *load.prefix)]
+        written = [host for blocks in self._disk_writes.values() for _, host, _ in blocks]
+        read = [host for each in self._reads.values() for host in (*each.hosts, *each.prefix)]
+        return device, [*(host for load in loads for host in load.hosts), *read, *written]
 
     def get_cached_block(self, key: BlockKey) -> int | None:
-        """Return a block with these contents: on the device, or else ~block on the host."""
         block = self._pool.get_cached_block(key)
         if block is not None:
             return block
         block = self.host.get_cached_block(key)
         return None if block is None else ~block
 
-    def get_cached_prefix(self, group: int, hashes: Iterable[bytes]) -> tuple[list[bytes], list[int]]:
-        """Look up one hash after another, up to the first that is nowhere. Returns all hashes that were read, and the
-        blocks of all but that one."""
-        read, blocks = list[bytes](), list[int]()
-        for block_hash in hashes:
-            read.append(block_hash)
-            block = self.get_cached_block((group, block_hash))
-            if block is None:
-                break
-            blocks.append(block)
-        return read, blocks
+    def evict(self, key: BlockKey) -> None:
+        """Let nobody find the contents with this key any more."""
+        self.host.evict(key)
+        self.disk.evict(key)
+
+    def reset_prefix_cache(self) -> None:
+        """Evict all blocks, on the host and on the disk."""
+        self.host.reset_prefix_cache()
+        self.disk.reset_prefix_cache()
 
     # --- moves of the plan in the making ----------------------------------------------------------------------------
 
     def cached(self, blocks: Iterable[tuple[int, BlockKey]]) -> None:
         """Note that device blocks have entered the cache, which the plan in the making may be the first to fill."""
-        if self.host.index is not None:
+        if self._writes_through:
             self._filled += blocks
-
-    def load(self, hosts: Sequence[int]) -> list[int]:
-        """Allocate device blocks for cached contents, which the next plan copies to them, and return them. As many must
-        be free."""
-        self.host.share(hosts)  # blocks that are evicted for them must not take their place
-        self._used += hosts
-        blocks = self._pool.allocate(len(hosts))
-        assert blocks is not None, "admission has counted its blocks"
-        for host, block in zip(hosts, blocks, strict=True):
-            key = self.host.key_of(host)
-            assert key is not None, "contents that nobody knows"
-            self._pool.cache_block(block, key)
-            self._loads.append((host, block))
-        self.stats.loaded += len(blocks)
-        return blocks
 
     def pin(self, blocks: Sequence[int]) -> tuple[list[int], set[int]]:
         """Hold a host block for the contents of each block, of which as many must be free. Returns them, and those that
@@ -142,20 +285,171 @@ class HostTier:
         """Let host blocks go that the plan in the making may read."""
         self._used += hosts
 
-    def end_step(self) -> tuple[Moves, Moves]:
-        """Return what the plan copies to the host and from there."""
-        if self.host.index is not None:
+    def end_step(self) -> Moves:
+        """Return what the plan copies to the host."""
+        if self._writes_through:
             self._store_whole()
-        stores, loads = self._stores, self._loads
+        stores = self._stores
         if self._used:
             self.host.free(self._used)
             self._used = []
-        self._stores, self._loads = [], []
-        return stores, loads
+        self._stores = []
+        return stores
+
+    # --- moves beside the plans ---------------------------------------------------------------------------------------
+
+    def begin_load(self, request: int, places: Sequence[int], prefix: Sequence[int]) -> None:
+        """Begin to bring cached contents for a request, which awaits them: to the device, or first to the host if some
+        of them are on the disk. As many device blocks must be free beside those of `prefix`, which are held while they
+        are loaded. What is on its way already is awaited."""
+        keys = [self._key_at(place) for place in places]
+        if (coming := next((self._coming[key] for key in keys if key in self._coming), None)) is not None:
+            coming.waiting.append(request)
+            return
+        self._last_order += 1
+        self._new.append(self._last_order)
+        if max(places) >= ON_DISK:
+            self._begin_read(request, places)
+            return
+        self.host.share(places)  # what is evicted for them must not take their place
+        self._pool.share(prefix)
+        blocks = self._pool.allocate(len(places))
+        assert blocks is not None, "admission has counted its blocks"
+        load = self._loads[self._last_order] = _Load([request], list(places), blocks, keys, list(prefix))
+        self._coming.update(dict.fromkeys(keys, load))
+
+    def _begin_read(self, request: int, places: Sequence[int]) -> None:
+        prefix = [place for place in places if place < ON_DISK]
+        slots = [place - ON_DISK for place in places if place >= ON_DISK]
+        keys = [self._key_at(place) for place in places if place >= ON_DISK]
+        self.host.share(prefix)
+        self.disk.hold(slots)
+        read = self._reads[self._last_order] = _Read([request], slots, self.host.allocate(len(slots)), keys, prefix)
+        self._coming.update(dict.fromkeys(keys, read))
+
+    def can_load(self, places: Sequence[int]) -> bool:
+        """Whether the host has room for what comes from the disk, beside what it has itself of a prefix."""
+        return max(places, default=0) < ON_DISK or len(places) <= self.host.num_free
+
+    def load_ms_of(self, places: Iterable[int]) -> float:
+        """Return how long it should take to load blocks."""
+        return sum(self.load_ms + (self.disk.load_ms if place >= ON_DISK else 0.0) for place in places)
+
+    def _key_at(self, place: int) -> BlockKey:
+        key = self.disk.key_of(place - ON_DISK) if place >= ON_DISK else self.host.key_of(place)
+        assert key is not None, "contents that nobody knows"
+        return key
+
+    def order(self, step: int, now: float = 0.0) -> None:
+        """Order what was begun while plans up to this step were made: their moves come before the loads."""
+        for number in self._new:
+            if (load := self._loads.get(number)) is not None:
+                load.until = now + PATIENCE_S
+                self._orders.append(LoadBlocks(number, step, list(zip(load.hosts, load.blocks, strict=True))))
+            else:
+                read = self._reads[number]
+                read.until = now + PATIENCE_S
+                columns = zip(read.slots, read.keys, read.hosts, strict=True)
+                blocks = [DiskBlock(slot, *key, host) for slot, key, host in columns]
+                self._orders.append(ReadBlocks(number, step, blocks))
+        self._new = []
+        if self._to_disk or self.disk.num_dropped:
+            self._order_writes()
+
+    def _order_writes(self) -> None:
+        """Order whole blocks to the disk, as many as may be on their way."""
+        dropped, blocks = self.disk.take_dropped(), list[tuple[int, int, BlockKey]]()
+        room = min(_MOST_WRITES, max(1, self.host.num_blocks // 4)) - sum(map(len, self._disk_writes.values()))
+        while self._to_disk and len(blocks) < room:
+            host, key = self._to_disk.popleft()
+            if key in self._being_written or self.disk.get_cached_block(key) is not None:
+                continue
+            if self.host.key_of(host) != key:
+                self.stats.disk_left_out += 1
+                continue
+            slot = self.disk.allocate()
+            if slot is None:
+                self.stats.disk_left_out += 1
+                continue
+            self.host.share([host])
+            self._being_written.add(key)
+            blocks.append((slot, host, key))
+        if blocks or dropped:
+            self._last_order += 1
+            self._disk_writes[self._last_order] = blocks
+            disk_blocks = [DiskBlock(slot, *key, host) for slot, host, key in blocks]
+            self._orders.append(StoreBlocks(self._last_order, disk_blocks, dropped))
+
+    def take_orders(self) -> list[LoadBlocks | ReadBlocks | StoreBlocks]:
+        """Return orders that the workers are to be given, behind the plans that were made."""
+        orders, self._orders = self._orders, []
+        return orders
+
+    def overdue(self, now: float) -> list[int]:
+        """Return requests that need not await their blocks any longer. These may come yet, for others."""
+        moves: list[_Load | _Read] = [*self._loads.values(), *self._reads.values()]
+        late = [each for each in moves if each.until <= now]
+        requests = [request for each in late for request in each.waiting]
+        for each in late:
+            each.waiting = []
+        return requests
+
+    def loaded(self, done: BlocksLoaded) -> list[int]:
+        """Let the blocks of an order that is done be found, and return the requests that await them. What was evicted
+        from the host meanwhile must not be found any more."""
+        load, failed = self._loads.pop(done.number), set(done.failed)
+        for host, block, key in zip(load.hosts, load.blocks, load.keys, strict=True):
+            del self._coming[key]
+            if block not in failed and self.host.key_of(host) == key:
+                self._pool.cache_block(block, key)
+        self.stats.loaded += len(load.blocks) - len(failed)
+        self.stats.failed += len(failed)
+        self.stats.load_ms += done.ms
+        self.host.free(load.hosts)
+        self._pool.free(reversed(load.blocks))
+        self._pool.free(reversed(load.prefix))
+        return load.waiting
+
+    def read(self, done: BlocksRead) -> list[int]:
+        """Let blocks that were read from the disk be found on the host, unless they were evicted there meanwhile, and
+        return the requests that await them."""
+        read, failed, stats = self._reads.pop(done.number), set(done.failed), self.stats
+        for slot, host, key in zip(read.slots, read.hosts, read.keys, strict=True):
+            del self._coming[key]
+            if slot in failed:
+                self.disk.evict(key)
+            elif self.disk.key_of(slot) == key and self.host.get_cached_block(key) is None:
+                self.host.cache_block(host, key)
+                if self.host.index is not None:
+                    self.host.index.enter(host, key)
+        self.disk.release(read.slots)
+        self.host.free([*read.prefix, *read.hosts])
+        self.disk.learn(done.ms / len(read.slots))
+        stats.disk_unread += len(failed)
+        stats.disk_loaded += len(read.slots) - len(failed)
+        stats.disk_load_ms += done.ms
+        return read.waiting
+
+    def stored(self, done: BlocksStored) -> None:
+        """Let blocks be found on the disk that were written there, unless they were evicted meanwhile."""
+        failed = set(done.failed)
+        for slot, host, key in self._disk_writes.pop(done.number):
+            self._being_written.discard(key)
+            if slot in failed:
+                self.stats.disk_unwritten += 1
+            elif self.host.key_of(host) == key:
+                self.disk.enter(slot, key)
+                self.stats.disk_stored += 1
+            else:
+                self.disk.discard(slot)
+            self.host.free([host])
+        self.stats.disk_store_ms += done.ms
+
+    # --- what plans have copied -------------------------------------------------------------------------------------
 
     def planned(self, stores: Moves) -> None:
         """Note what a plan copies to the host."""
-        if self.host.index is None:
+        if not self._writes_through:
             return
         written = []
         for _, host in stores:
@@ -167,11 +461,17 @@ class HostTier:
 
     def computed(self) -> None:
         """Note that the oldest plan is done: what it has copied to the host is whole."""
-        if self.host.index is None:
+        if not self._writes_through:
             return
         for host, key, write in self._written.popleft():
             if self._writes[host] == write and self.host.key_of(host) == key:
-                self.host.index.enter(host, key)
+                self._is_whole(host, key)
+
+    def _is_whole(self, host: int, key: BlockKey) -> None:
+        if self.host.index is not None:
+            self.host.index.enter(host, key)
+        if self.disk.num_blocks:
+            self._to_disk.append((host, key))
 
     def _store_whole(self) -> None:
         """Copy blocks that earlier plans have filled, before the device needs their place."""

@@ -20,6 +20,12 @@ from quire.scheduling.scheduler.rope_lengths import RopeLengths
 from quire.scheduling.scheduler.step import Step
 from quire.scheduling.scheduler.token_budget import TokenBudget
 
+BLOCKS = "blocks"
+"""What a request awaits while blocks of its prefix come from a tier."""
+MAX_LOADS = 5
+"""So often a request awaits blocks before it runs: from a disk to the host and on to the device, and again where others
+have taken those that had come."""
+
 
 @dataclass(frozen=True)
 class _FailedAdmission:
@@ -155,34 +161,48 @@ class Admission:
         return True
 
     def _try_share_prefix(self, request: Request, reserved: int, *, remember: bool = True) -> bool:
-        """Share what the prefix cache holds: at most all but the last token, which is computed to sample from."""
+        """Share what the prefix cache holds: at most all but the last token, which is computed to sample from. What a
+        tier has of it is loaded before, and the request awaits it."""
         most = len(request.tokens) - 1 if self._prefix_cacher.enabled and request.reads_cache else 0
         self._prefix_cacher.cache_pending()
-        match, loaded = self._match(request, most)
+        match, is_near = self._match(request, most)
         shared = match.held_blocks
         # Shared blocks that are free now are not allocated, but not free any more either.
         blocks = max(0, self.num_blocks_to_allocate(request) - len(shared)) + self._pool.num_free_of(shared)
         uncomputed = len(request.tokens) - match.num_tokens
         if not self._fits(request, blocks, uncomputed, reserved, match, remember=remember):
             return False
+        tier = self._preemption.tier
+        if tier is not None and not is_near:
+            tier.begin_load(request.id, match.host_blocks, shared)
+            request.loads += 1
+            self._request_table.waiting.hold([request], BLOCKS)
+            return False
         request.table.share_prefix(match)
-        if (tier := self._preemption.tier) is not None:
+        if tier is not None:
+            loaded = 0 if request.near_tokens is None else max(0, match.num_tokens - request.near_tokens)
             tier.stats.query_tokens += uncomputed + loaded
             tier.stats.hit_tokens += loaded
+            request.near_tokens = None
         if request.states is not None:
             request.states.source = match.state
         request.set_computed(match.num_tokens)
         return True
 
-    def _match(self, request: Request, most: int) -> tuple[PrefixMatch, int]:
+    def _match(self, request: Request, most: int) -> tuple[PrefixMatch, bool]:
         """Look up the prefix of a request: what is on the device, or with the tier's blocks where loading them pays.
-        Returns how many tokens these add."""
+        Returns whether all of it is on the device."""
         match = request.table.match_prefix(request.block_hashes.iter_hashes(request.tokens, most), most)
         tier = self._preemption.tier
-        if tier is None or not tier.host.num_cached:
-            return match, 0
-        far = request.table.match_prefix(request.block_hashes.iter_hashes(request.tokens, most), most, tier)
-        return (far, far.num_tokens - match.num_tokens) if self._preemption.pays(match, far) else (match, 0)
+        if tier is None or request.loads >= MAX_LOADS or not (tier.host.num_cached or tier.disk.num_cached):
+            return match, True
+        for lookup in tier.lookups:
+            far = request.table.match_prefix(request.block_hashes.iter_hashes(request.tokens, most), most, lookup)
+            if self._preemption.pays(match, far):
+                if request.near_tokens is None:
+                    request.near_tokens = match.num_tokens
+                return far, False
+        return match, True
 
     def _fits(
         self,

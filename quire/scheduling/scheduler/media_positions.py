@@ -1,8 +1,9 @@
 """Positions of tokens around images, in models whose rotary embedding tells rows and columns (M-RoPE).
 
 Tokens of texts have one position, which counts as time, row and column. An image's tokens have the time at which it
-begins, and rows and columns from there on; behind it, positions go on from the largest (Wang et al. 2024, "Qwen2-VL",
-section 2.1). Images of other models, whose `columns` are 0, take as many positions as tokens.
+begins, and rows and columns from there on; behind it, positions go on from its largest row or column (Wang et al.
+2024, "Qwen2-VL", section 2.1). A video is one such image for each of its slices, whose times
+differ. Images of other models, whose `columns` are 0, take as many positions as tokens.
 """
 
 from __future__ import annotations
@@ -61,8 +62,9 @@ def _axes(spans: Sequence[MediaSpan], start: int, end: int) -> np.ndarray[tuple[
             own = np.arange(first, behind) - span.start
             begin = span.start + shift
             place = slice(first - start, behind - start)
-            axes[0, place] = begin
-            axes[1, place] = begin + own // span.medium.columns
+            slices, in_slice = np.divmod(own, span.medium.rows * span.medium.columns)
+            axes[0, place] = begin + (np.frombuffer(span.medium.times, np.int32)[slices] if span.medium.times else 0)
+            axes[1, place] = begin + in_slice // span.medium.columns
             axes[2, place] = begin + own % span.medium.columns
         shift += _positions_of(span.medium) - span.medium.count
     return axes

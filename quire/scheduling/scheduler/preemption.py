@@ -88,12 +88,15 @@ class Preemption:
         assert self.tier is not None
         if far.num_tokens <= near.num_tokens:
             return False
+        if not self.tier.can_load(far.host_blocks):
+            return False
         if self._cost is None:
             return True
         computed_ms = self._cost.recompute_ms(far.num_tokens) - self._cost.recompute_ms(near.num_tokens)
-        if self.tier.load_ms * len(far.host_blocks) < computed_ms:
+        if self.tier.load_ms_of(far.host_blocks) < computed_ms:
             return True
         self.tier.stats.too_slow += 1
+        self.tier.disk.was_too_slow()
         return False
 
     def _should_swap(self, request: Request) -> bool:

@@ -87,6 +87,8 @@ class Request:
         rope_length: The length that its keys are rotated for, at least, in models with RopeLengthMode; in others, what
             images add to positions behind them, at most 0.
         adapter_slot: Its adapter's slot on the device, from 1; 0: none yet, or no adapter.
+        loads: How often it has awaited blocks from a tier since it last ran.
+        near_tokens: Tokens that the device had when it first did; None: it did not.
         preemptions: How often it was preempted, in either way.
         pools: Whether it is pooled in place of sampled. Then `limit` is one more than its prompt, so that all of it is
             computed, and no step samples it.
@@ -111,6 +113,8 @@ class Request:
         "first_token_at",
         "id",
         "index",
+        "loads",
+        "near_tokens",
         "num_cached_tokens",
         "parent",
         "preemptions",
@@ -157,6 +161,8 @@ class Request:
         self.num_cached_tokens: int | None = None
         self.rope_length = shift_behind(add.media) if add.media else 0
         self.adapter_slot = 0
+        self.loads = 0
+        self.near_tokens: int | None = None
         wanted = add.sampling.prompt_logprobs is not None and add.fork_of is None  # once for all that share the prompt
         self.prompt_logprobs_planned = 0 if wanted else add.prompt_len - 1
         self.preemptions = 0

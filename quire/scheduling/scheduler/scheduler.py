@@ -17,7 +17,17 @@ from quire.foundation.clock import Clock
 from quire.foundation.config.scheduler import Policy
 from quire.foundation.messages.from_engine import EndReason
 from quire.foundation.messages.to_engine import Add
-from quire.foundation.messages.workers import Plan, Result
+from quire.foundation.messages.workers import (
+    BlocksLoaded,
+    BlocksRead,
+    BlocksStored,
+    LoadBlocks,
+    OrderDone,
+    Plan,
+    ReadBlocks,
+    Result,
+    StoreBlocks,
+)
 from quire.pooling_params import PoolingParams
 from quire.sampling_params import SamplingParams
 from quire.scheduling.kvcache.block_hashes import BlockHashes
@@ -25,7 +35,7 @@ from quire.scheduling.kvcache.block_pool import BlockPool
 from quire.scheduling.kvcache.block_table import BlockTable
 from quire.scheduling.kvcache.cache_groups import FULL_ATTENTION, CacheGroup
 from quire.scheduling.kvcache.rope_length_mode import RopeLengthMode
-from quire.scheduling.scheduler.admission import Admission
+from quire.scheduling.scheduler.admission import BLOCKS, MAX_LOADS, Admission
 from quire.scheduling.scheduler.encoder_cache import EncoderCache
 from quire.scheduling.scheduler.lengths import IntArray, Lengths
 from quire.scheduling.scheduler.micro_batches import MicroBatches
@@ -284,6 +294,30 @@ class Scheduler:
                 self._waiting.release(request)
 
     @property
+    def moves_blocks(self) -> bool:
+        """Whether orders to move blocks are under way."""
+        return self.tier is not None and self.tier.num_orders > 0
+
+    def take_orders(self) -> list[LoadBlocks | ReadBlocks | StoreBlocks]:
+        """Return orders to move blocks, which the workers are to be given behind the plans that were made."""
+        return [] if self.tier is None else self.tier.take_orders()
+
+    def moved(self, done: OrderDone) -> None:
+        """Take in that an order is done. If it has loaded blocks, requests that await them can be admitted."""
+        if self.tier is None:
+            return
+        arrived: list[int] = []
+        match done:
+            case BlocksLoaded():
+                arrived = self.tier.loaded(done)
+            case BlocksRead():
+                arrived = self.tier.read(done)
+            case BlocksStored():
+                self.tier.stored(done)
+        for request_id in arrived:
+            self.arrived(request_id, BLOCKS)
+
+    @property
     def last_step(self) -> int:
         """The number of the newest plan."""
         return self._next_step - 1
@@ -304,6 +338,10 @@ class Scheduler:
         self.pool.release_expired(now)
         if self.states is not None:
             self.states.pool.release_expired(now)
+        for request_id in () if self.tier is None else self.tier.overdue(now):
+            if (late := self._request_table.get(request_id)) is not None:
+                late.loads = MAX_LOADS
+                self.arrived(request_id, BLOCKS)
         for request in self._deadlines.due(now):
             self.end(request.id, "timeout")
             ended.append(request)
@@ -341,10 +379,11 @@ class Scheduler:
         if not step.out_of_blocks:
             self._admit_waiting(step)
         if self.tier is not None:
-            stores, loads = self.tier.end_step()
-            step.swap_out += stores
-            step.swap_in += loads
-        if not step.requests and not step.swap_out:
+            step.swap_out += self.tier.end_step()
+        is_empty = not step.requests and not step.swap_out
+        if self.tier is not None:
+            self.tier.order(step.number - is_empty, self._clock.now())
+        if is_empty:
             return None
         self._next_step += 1
         if self.tier is not None:
@@ -411,6 +450,8 @@ class Scheduler:
                 held += admission.is_ready_next(request, step)
                 continue
             if not admission.try_admit(request, reserved, step, passing=passing):
+                if request.awaits:  # something that it needs is on its way: the others go on
+                    continue
                 if not waiting.pass_over_large():
                     break
                 passing = True
@@ -422,6 +463,7 @@ class Scheduler:
 
     def _start(self, request: Request, step: Step) -> None:
         self._request_table.assign_slot(request)
+        request.loads = 0
         if request.admitted_at is None:
             request.admitted_at = now = self._clock.now()
             self.stats.queue_delay.began(now, max(0.0, now - request.add.arrival))
@@ -477,7 +519,7 @@ class Scheduler:
     def reset_prefix_cache(self) -> None:
         """Forget all that prompts could share."""
         self.pool.reset_prefix_cache()
-        self.host.reset_prefix_cache()
+        (self.tier or self.host).reset_prefix_cache()
         if self.states is not None:
             self.states.pool.reset_prefix_cache()
 

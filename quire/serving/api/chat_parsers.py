@@ -23,7 +23,7 @@ from quire.text.output_parsers.call_grammar import call_grammar, reasoning_in_fr
 from quire.text.output_parsers.detection import Detection, detect_reasoning_parser, detect_tool_parser
 from quire.text.output_parsers.events import OutputEvent, ReasoningDelta, Tool, ToolCallDelta, ToolCallStart
 from quire.text.output_parsers.formats import Turn
-from quire.text.output_parsers.registry import create_parser, special_tokens
+from quire.text.output_parsers.registry import create_parser, special_tokens, tool_format
 from quire.text.output_parsers.scanner import OutputParser
 from quire.text.thinking_budget import reasoning_tokens, thinking_budget
 from quire.text.tokenizer import Tokenizer
@@ -156,6 +156,15 @@ class ChatParsers:
             special_ids=self._special_ids,
         )
         return StructuredOutputsParams(grammar=grammar, name="tools")
+
+    def held(self, tools: ToolUse, hints: HintLog) -> ToolUse:
+        """The tools, without grammars of their input where calls in this model's format can be held to none."""
+        grammars = any(tool.input_grammar for tool in tools.tools)
+        if not grammars or self.tool_parser is None or tool_format(self.tool_parser).syntaxes:
+            return tools
+        hints.drop("a tool's grammar of syntax lark", "calls in this model's format are not held to grammars")
+        free = (replace(tool, strict=False, input_grammar="") if tool.input_grammar else tool for tool in tools.tools)
+        return replace(tools, tools=tuple(free))
 
     def before_form(self, turn: Turn) -> str:
         """The reasoning that may come before an answer with a form, see `reasoning_in_front`."""

@@ -12,15 +12,15 @@ import msgspec
 from quire.engine.structured_output.messages import LenientSchema
 from quire.errors import RequestError
 from quire.foundation.config import ServerConfig
-from quire.foundation.messages.to_engine import MediaSpan
+from quire.foundation.messages.to_engine import MediaSpan, MediumKind
 from quire.media.model_images import ImageSettings
 from quire.sampling_params import SamplingParams
 from quire.serving.api.chat_parsers import ChatParsers, OutputParsing
-from quire.serving.api.images import AskedImages, RequestImages
 from quire.serving.api.json_pieces import check_answer_size
+from quire.serving.api.media import AskedMedia, RequestMedia
 from quire.serving.api.prompt_renderer import Conversation, PromptRenderer
 from quire.serving.api.request_choices import RequestChoices
-from quire.serving.api.schemas.chat import ChatRequest, SeenImages
+from quire.serving.api.schemas.chat import ChatRequest, SeenMedia
 from quire.serving.api.schemas.known_fields import fields_named
 from quire.serving.api.schemas.tools import ToolUse, shown_tools, tool_use
 from quire.serving.api.session.session import EngineSession
@@ -52,12 +52,17 @@ class ChatService:
     text: ModelText
     renderer: PromptRenderer
     parsers: ChatParsers = field(default_factory=ChatParsers)
-    images: RequestImages | None = None
+    media: RequestMedia | None = None
 
     @property
     def sees(self) -> bool:
         """Whether the model sees images."""
-        return self.images is not None and self.images.are_served
+        return "image" in self.kinds
+
+    @property
+    def kinds(self) -> tuple[MediumKind, ...]:
+        """The kinds of media that the model reads."""
+        return () if self.media is None else self.media.kinds
 
     async def start(self, fields: ChatRequest) -> tuple[ChatPrompt, RequestChoices]:
         """Prepare a request and run it. Returns the prompt, and the running answers, which must be closed."""
@@ -89,8 +94,8 @@ class ChatService:
         tools = tool_use(fields.tools, fields.tool_choice, parallel=parallel, level=level)
         if tools is not None and fields.use_beam_search:
             raise RequestError("tools cannot be combined with use_beam_search: leave one of them out.", param="tools")
-        if tools is not None and any(tool.has_lark for tool in fields.tools or ()):
-            self.text.hints.drop("a tool's grammar of syntax lark", "the model is shown it, and not held to it")
+        if tools is not None:
+            tools = self.parsers.held(tools, self.text.hints)
         text, tokens, media = await self.rendered(fields, longest)
         if fields.longest is None:
             params = self.text.defaults.limit_chat(params, longest - len(tokens))
@@ -118,22 +123,24 @@ class ChatService:
         return ChatPrompt(tokens, params, options, parsing, may_call=tools is not None, form_begins_late=bool(behind))
 
     async def rendered(self, fields: ChatRequest, longest: int) -> tuple[str, list[int], list[MediaSpan]]:
-        """Return a conversation as text, as tokens, and its images. Raises RequestError if it cannot be rendered."""
+        """Return a conversation as text, as tokens, and its media. Raises RequestError if it cannot be rendered."""
         seen = None
-        if self.images is not None and self.images.token is not None:
-            seen = SeenImages(await self.renderer.decode([self.images.token]))
+        if self.media is not None and self.kinds:
+            seen = SeenMedia(
+                {kind: await self.renderer.decode([token]) for kind, token in self.media.placeholders.items()}
+            )
         text = await self.renderer.render(self.conversation(fields), seen)
-        if self.images is None or seen is None or not seen.parts:
+        if self.media is None or seen is None or not seen.parts:
             special, kept = bool(fields.add_special_tokens), fields.kept_tokens(longest)
             return text, await self.renderer.encode(text, special, longest, kept), []
         for name in ("truncate_prompt_tokens", "use_beam_search"):
             if getattr(fields, name):
-                raise RequestError(f"{name} cannot be combined with images: leave one of them out.", param=name)
-        self.images.check_count(seen.parts, longest)
+                raise RequestError(f"{name} cannot be combined with media: leave one of them out.", param=name)
+        self.media.check_count(seen.parts, longest)
         tokens = await self.renderer.encode(text, bool(fields.add_special_tokens), longest)
         settings = ImageSettings.of(fields.mm_processor_kwargs, fields.media_io_kwargs)
-        asked = AskedImages(settings, f"{fields.tenant} {fields.cache_salt or ''}")
-        return text, *await self.images.placed(tokens, seen.parts, asked)
+        asked = AskedMedia(settings, f"{fields.tenant} {fields.cache_salt or ''}")
+        return text, *await self.media.placed(tokens, seen.parts, asked)
 
     async def output_options(
         self, params: SamplingParams, turn: Turn | None = None, behind: str = ""

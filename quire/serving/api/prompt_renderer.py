@@ -25,7 +25,7 @@ from quire.serving.api.large_requests.readers import (
     pack,
     unpack,
 )
-from quire.serving.api.schemas.chat import ChatMessage, ContentPart, MessageContent, SeenImages, plain_messages
+from quire.serving.api.schemas.chat import ChatMessage, ContentPart, MessageContent, SeenMedia, plain_messages
 from quire.text.chat_template import ChatTemplate
 from quire.text.fill_in_middle import FillInMiddle, fill_in_middle
 from quire.text.hints import NOT_READ, THINKING_SWITCHES
@@ -175,13 +175,13 @@ class PromptRenderer:
             return (await self._readers.ask(Decode(pack(tokens)))).text
         return await self._run(len(tokens), lambda: tokenizer.decode(tokens, skip_special_tokens=False))
 
-    async def render(self, conversation: Conversation, images: SeenImages | None = None) -> str:
-        """The text of a conversation, whose images `images` gets; None: the model reads text alone. Raises RequestError
+    async def render(self, conversation: Conversation, media: SeenMedia | None = None) -> str:
+        """The text of a conversation, whose media `media` gets; None: the model reads text alone. Raises RequestError
         if there is no chat template, or it refuses."""
         template = await self._template(conversation)
         size = _size(conversation)
         content = self._content(template)
-        plain = await self._run(size, lambda: plain_messages(conversation.messages, content=content, images=images))
+        plain = await self._run(size, lambda: plain_messages(conversation.messages, content=content, media=media))
         continues = bool(conversation.continue_final_message)
         opens = conversation.add_generation_prompt
         variables = {name: value for name, value in self._variables.items() if name in template.variables}

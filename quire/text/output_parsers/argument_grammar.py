@@ -42,6 +42,8 @@ class ArgumentGrammar:
         """The rule for a tool's arguments; any JSON object, or any of its arguments, if its schema is not enforced.
         Raises RequestError for a keyword that cannot be honoured in this format."""
         keyed = self._keyed
+        if tool.input_grammar:
+            return self._input(tool)
         if keyed is None:
             return _json(self._rules, tool, _of_object(tool.parameters if enforced else {}), "the parameters")
         tool = _with_properties(tool)
@@ -57,6 +59,22 @@ class ArgumentGrammar:
         return self._in_order(
             {key: self._argument(keyed, tool, types, key, enforced) for key in known}, required, keyed
         )
+
+    def _input(self, tool: Tool) -> str:
+        """The arguments of a tool whose only one is text that has a grammar."""
+        keyed, definition = self._keyed, tool.input_grammar
+        if keyed is None:
+            before, after = [self._rules.terminal(r'/\{ ?"input" ?: ?"/')], [self._rules.terminal(r'/" ?\}/')]
+            within = self._rules.input(tool.name, definition, within_json=True)
+            return self._rules.add("arguments", " ".join([*before, within, *after]))
+        literal = self._rules.literal
+        before, after = list(literal(f"{keyed.before_key}input{keyed.after_key}")), list(literal(keyed.after_value))
+        if not keyed.text_end:
+            within = self._rules.input(tool.name, definition, within_json=True)
+            return self._rules.add("arguments", " ".join([*before, quoted('"'), within, quoted('"'), *after]))
+        end = "" if after[0].startswith("<") else json.loads(after.pop(0))
+        within = self._rules.input(tool.name, definition, within_json=False, never=keyed.never_in_text, end=end)
+        return self._rules.add("arguments", " ".join([*before, within, *after]))
 
     def _check_object(self, tool: Tool, properties: Mapping[str, Any], required: set[str]) -> None:
         for keyword in tool.parameters:
@@ -115,6 +133,12 @@ class ArgumentGrammar:
 
 def object_rule(rules: LarkRules, tool: Tool, arguments_key: str, *, enforced: bool) -> str:
     """The rule of a call that is nothing but a JSON object: its name, and its arguments by this key."""
+    if tool.input_grammar:
+        raise RequestError(
+            f"tools: the grammar of the input of '{tool.name}' cannot be combined with a form of the answer in this "
+            "model's format of calls: leave one of them out.",
+            param="tools",
+        )
     arguments = _of_object(tool.parameters if enforced else {})
     schema = {
         "type": "object",

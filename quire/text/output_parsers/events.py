@@ -52,11 +52,18 @@ OutputEvent: TypeAlias = ContentDelta | ReasoningDelta | ToolCallStart | ToolCal
 
 @dataclass(frozen=True)
 class Tool:
-    """A function that the model may call. Arguments must match the JSON schema `parameters` if it is `strict`."""
+    """A function that the model may call.
+
+    Attributes:
+        parameters: A JSON schema.
+        strict: Whether arguments must match it.
+        input_grammar: A grammar in Lark that the one argument, `input`, must match; empty for none.
+    """
 
     name: str
     parameters: Mapping[str, Any] = field(default_factory=dict)
     strict: bool = False
+    input_grammar: str = ""
 
 
 def merge_events(events: Iterable[OutputEvent]) -> list[OutputEvent]:

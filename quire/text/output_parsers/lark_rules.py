@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from quire.errors import RequestError
@@ -77,6 +77,12 @@ class LarkRules:
         spacing = {"whitespace_pattern": options["whitespace"]} if options.get("whitespace") is not None else {}
         asked = {"name": name, "tool": tool, "strict": strict, **options}
         return self.add("json", "%json " + json.dumps({**known, "x-guidance": spacing, "x-quire": asked}))
+
+    def input(self, tool: str, definition: str, *, within_json: bool, never: Sequence[str] = (), end: str = "") -> str:
+        """Add a rule that matches the input of a tool, by the grammar in Lark that a client has sent, and the `end` of
+        it. Whoever has the grammar compiled rewrites that."""
+        asked = {"definition": definition, "within_json": within_json, "never": never, "end": end}
+        return self.add("input", "%lark " + json.dumps({"x-quire": tool, **asked}))
 
     def leave_out(self, tool: str, what: str) -> None:
         """Note what the grammar does not enforce of the arguments of a tool that is not strict."""

@@ -9,6 +9,7 @@ from typing import Any
 import openai
 import pytest
 
+from quire.serving.api.schemas.tools import ChatTool, tool_use
 from quire.serving.dialects.responses.client_tools import call_fields
 from quire.serving.dialects.responses.tools import ResponseTools
 from tests.api.responses.wire import connect, events_of, kinds, response_of
@@ -20,8 +21,9 @@ CUSTOM: Any = {
     "type": "custom",
     "name": "edit",
     "description": "Edit files.",
-    "format": {"type": "grammar", "syntax": "lark", "definition": 'start: "*** Begin Patch" /(.|\\n)+/'},
+    "format": {"type": "text"},
 }
+LARK = {"type": "grammar", "syntax": "lark", "definition": 'start: "*** Begin Patch" /(.|\\n)+/'}
 SHELL: Any = {"type": "shell", "environment": {"type": "local"}}
 EXIT: Any = {"type": "exit", "exit_code": 2}
 CASES: list[Any] = [
@@ -178,13 +180,20 @@ def test_they_can_be_chosen(choice: Any) -> None:
     assert [tool["function"]["name"] for tool in allowed.chat_tools] == [name]
 
 
-def test_a_regular_expression_is_enforced_and_a_grammar_is_shown() -> None:
+def test_grammars_of_the_input_are_shown_and_enforced() -> None:
     pattern = {"type": "grammar", "syntax": "regex", "definition": "[0-9]+|none"}
-    number, edit = ResponseTools.of([{**CUSTOM, "name": "number", "format": pattern}, CUSTOM], None).chat_tools
+    number, edit = ResponseTools.of(
+        [{**CUSTOM, "name": "number", "format": pattern}, {**CUSTOM, "format": LARK}], None
+    ).chat_tools
     assert number["function"]["strict"]
     (allowed,) = number["function"]["parameters"]["properties"].values()
     assert [re.search(allowed["pattern"], text) is not None for text in ("42", "none", "42x", "a none")] == [
         True, True, False, False,
     ]  # fmt: skip
-    assert "strict" not in edit["function"]
-    assert CUSTOM["format"]["definition"] in edit["function"]["description"]
+    assert LARK["definition"] in edit["function"].description
+    used = tool_use(
+        [ChatTool.model_validate({"type": "function", "function": edit["function"]})], "auto", parallel=True
+    )
+    assert used is not None
+    assert used.constrained
+    assert used.tools[0].input_grammar == LARK["definition"]

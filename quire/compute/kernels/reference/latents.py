@@ -6,10 +6,13 @@ of latents multiplied in.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor
 
 from quire.compute.kernels.reference.attention_inputs import Mask, PagedKV, PagedRows, QueryTiles, Scores
+from quire.compute.kernels.reference.norm import rms_norm
 from quire.compute.kernels.reference.paged_attention import DecodePartials, decode_attention, prefill_attention
 
 
@@ -54,6 +57,39 @@ def prefill_latents(
         first = int(tiles.first_tokens[row]) + offset
         own = slice(first, first + max(0, min(queries, int(rows.counts[row]) - offset)))
         out[own, :, rotated:] = whole[own, :, rotated:]
+
+
+def head_products(x: Tensor, weight: Tensor, out: Tensor) -> None:
+    """Multiply each head's row with the head's own weight.
+
+    Args:
+        x: [tokens, heads, k]; may be a part of a wider tensor.
+        weight: [heads, k, n].
+        out: [tokens, heads, n]; may be a part of a wider tensor.
+    """
+    out.copy_(torch.bmm(x.transpose(0, 1), weight).transpose(0, 1))
+
+
+def latent_inputs(
+    q: Tensor, latent: Tensor, weight: Tensor, eps: float, qk: Tensor, norm: Callable[..., None] = rms_norm
+) -> None:
+    """Place the parts of a step's queries and entries that no head's weight is multiplied with.
+
+    Args:
+        q: [tokens, heads, nope + rotated].
+        latent: [tokens, rank + rotated]: latents, which are normed, and the rotated part of keys.
+        weight: [rank], the norm's.
+        eps: Added to the mean square.
+        qk: [tokens, heads + 1, rotated + rank]: queries, and entries behind them. Latents of queries are not written.
+        norm: The op `rms_norm`.
+    """
+    rank, heads = weight.shape[0], q.shape[1]
+    rotated = qk.shape[2] - rank
+    qk[:, :heads, :rotated] = q[..., q.shape[2] - rotated :]
+    qk[:, heads, :rotated] = latent[:, rank:]
+    normed = latent.new_empty((len(latent), rank))
+    norm(latent[:, :rank].contiguous(), weight, eps, normed)
+    qk[:, heads, rotated:] = normed
 
 
 def _as_kv(latents: Tensor) -> PagedKV:

@@ -152,7 +152,7 @@ def build_drafter(
         tokens = min(tokens, max(DRAFT_TOKENS_A_STEP, limits.rows))
     own = config.with_values(
         model=speculation.model, quantization=None, kv_cache_dtype="auto", logits_processors=(), swap_space=0.0,
-        kv_offloading_size=None,
+        kv_offloading_size=None, kv_disk_path=None,
         num_gpu_blocks_override=blocks, speculative_config=None, speculative_model=None, num_speculative_tokens=None,
         enable_lora=False, lora_modules=(), lora_pinned=(), lora_dir=None, max_num_batched_tokens=tokens,
         language_model_only=True,

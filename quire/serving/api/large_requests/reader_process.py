@@ -23,14 +23,16 @@ from quire.foundation.config import Config, environment
 from quire.foundation.processes.helper_process import Channel, run_helper
 from quire.media.fetch import MediaAccess
 from quire.media.model_audio import ModelAudio, load_model_audio
-from quire.media.model_images import ImageSettings, ModelImages, load_model_images
+from quire.media.model_images import ImageSettings
+from quire.media.model_media import ModelMedia, load_model_media
+from quire.media.model_sounds import load_model_sounds
 from quire.serving.api.large_requests.readers import (
     Answer,
     CheckBody,
     Decode,
     Encode,
     ReadAudio,
-    ReadImage,
+    ReadMedium,
     Render,
     Setup,
     Task,
@@ -56,13 +58,14 @@ _TRIMMED = 2**20
 
 def main(connection: socket.socket) -> None:
     """Do the tasks that come, until the process is killed."""
-    os.nice(NICENESS)
     resource.setrlimit(resource.RLIMIT_AS, (ADDRESS_SPACE, ADDRESS_SPACE))
     environment.encode_in_one_thread()
     channel = Channel[Answer, Setup | Task](connection, cast(type[Setup | Task], Setup | Task))
     setup = channel.receive(None)
     assert isinstance(setup, Setup)
     reader = Reader(setup.config)
+    reader.load_processors()
+    os.nice(NICENESS)
     channel.send(Answer())  # ready
     while True:
         task = channel.receive(None)
@@ -81,7 +84,13 @@ class Reader:
 
     def __init__(self, config: Config) -> None:
         self._config = config
-        self._images_by_settings: dict[tuple[str, str], ModelImages] = {}
+        self._media_by_settings: dict[tuple[str, str], ModelMedia] = {}
+
+    def load_processors(self) -> None:
+        """Load what takes seconds before the first sound can be read. No request waits for a process of low priority to
+        do it."""
+        if load_model_sounds(self._config) is not None and self._media.sounds is not None:
+            self._media.sounds.load_processor()
 
     def answer(self, task: Task) -> Answer:
         try:
@@ -96,9 +105,9 @@ class Reader:
                     return Answer(self._render(task))
                 case ReadAudio(content, pads_short):
                     return Answer(medium=self._audio.read(content, pads_short=pads_short))
-                case ReadImage(url, content, processor, io):
-                    images = self._images_of(processor, io)
-                    return Answer(medium=images.of_file(content or self._access.read(url)))
+                case ReadMedium(kind, url, content, processor, io):
+                    media = self._media_of(processor, io)
+                    return Answer(medium=media.of_value(kind, content or self._access.read(url, kind)))
         except RequestError as error:
             return Answer.refusal(error)
         except MemoryError:
@@ -109,20 +118,18 @@ class Reader:
         return load_model_text(self._config)
 
     @cached_property
-    def _images(self) -> ModelImages:
-        images = load_model_images(self._config)
-        assert images is not None, "images of a model that reads text alone"
-        return images
+    def _media(self) -> ModelMedia:
+        return load_model_media(self._config)
 
-    def _images_of(self, processor: str, io: str) -> ModelImages:
-        """Return what the model makes of images under a request's settings, which many requests share."""
+    def _media_of(self, processor: str, io: str) -> ModelMedia:
+        """Return what the model makes of media under a request's settings, which many requests share."""
         key = processor, io
-        if key not in self._images_by_settings:
-            if len(self._images_by_settings) >= _KEPT_SETTINGS:
-                self._images_by_settings.clear()
+        if key not in self._media_by_settings:
+            if len(self._media_by_settings) >= _KEPT_SETTINGS:
+                self._media_by_settings.clear()
             settings = ImageSettings(json.loads(processor), json.loads(io))
-            self._images_by_settings[key] = self._images.with_settings(settings)
-        return self._images_by_settings[key]
+            self._media_by_settings[key] = self._media.with_settings(settings)
+        return self._media_by_settings[key]
 
     @cached_property
     def _audio(self) -> ModelAudio:

@@ -19,7 +19,7 @@ from pydantic import BaseModel
 
 from quire.errors import OverloadedError, QuireError, RequestError, UnsupportedField
 from quire.foundation.config import Config
-from quire.foundation.messages.to_engine import Medium
+from quire.foundation.messages.to_engine import Medium, MediumKind
 from quire.foundation.processes.helper_process import ChannelClosed, HelperPool, HelperProcess
 from quire.serving.api.schemas.known_fields import FieldLists
 
@@ -107,10 +107,11 @@ class Render(msgspec.Struct, frozen=True, array_like=True, tag=True):
     template: str | None = None
 
 
-class ReadImage(msgspec.Struct, frozen=True, array_like=True, tag=True):
-    """Asks for an image as the model's tower takes it: of a data: or file: URL, or of what another URL brought.
-    `processor` and `io` are what the request says about its images, as JSON."""
+class ReadMedium(msgspec.Struct, frozen=True, array_like=True, tag=True):
+    """Asks for a medium as the model's tower takes it: of a data: or file: URL, or of what another URL brought.
+    `processor` and `io` are what the request says about its media, as JSON."""
 
+    kind: MediumKind
     url: str
     content: bytes = b""
     processor: str = "{}"
@@ -135,11 +136,11 @@ class ReadAudio(msgspec.Struct, frozen=True, array_like=True, tag=True):
         return len(self.content)
 
 
-Task = CheckBody | Encode | Decode | Render | ReadImage | ReadAudio
+Task = CheckBody | Encode | Decode | Render | ReadMedium | ReadAudio
 
 
 class Answer(msgspec.Struct, frozen=True, array_like=True):
-    """What came of a task: `text` of Render and Decode, packed `tokens` of Encode, `medium` of ReadImage and
+    """What came of a task: `text` of Render and Decode, packed `tokens` of Encode, `medium` of ReadMedium and
     ReadAudio, or the class, message and field of an error. The first answer says that the process is ready."""
 
     text: str = ""
@@ -203,7 +204,7 @@ class LargeRequestReaders:
                     f"The server reads too many large requests. Send it again in {_RETRY_S} s.", retry_after_s=_RETRY_S
                 )
             self._waiting_bytes += size
-        is_huge = size > HUGE and not isinstance(task, ReadImage | ReadAudio)  # whose size says little about its costs
+        is_huge = size > HUGE and not isinstance(task, ReadMedium | ReadAudio)  # whose size says little about its costs
         future = (self._huge if is_huge else self._threads).submit(self._answer, task)
         future.add_done_callback(lambda _: self._leave(size))  # also when its client leaves before its turn
         answer: Answer = await asyncio.wrap_future(future)

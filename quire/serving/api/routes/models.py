@@ -56,7 +56,7 @@ def _card(serving: Serving, name: str) -> dict[str, Any]:
         "parent": None,
         "max_model_len": length,
         "vocab_size": ready.vocab_size if ready else None,
-        **({"input_modalities": ["text", "image"]} if serving.chat.sees else {}),
+        **({"input_modalities": ["text", *serving.chat.kinds]} if serving.chat.kinds else {}),
         **_pooling(ready.pooling if ready else NO_POOLING),
     }
 

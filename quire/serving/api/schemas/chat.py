@@ -15,24 +15,28 @@ from typing import Annotated, Any, Literal, NamedTuple
 from pydantic import Field
 
 from quire.errors import RequestError
-from quire.media.parts import IMAGE_TYPES, PLACEHOLDER, url_of
+from quire.foundation.messages.to_engine import MediumKind
+from quire.media.parts import PLACEHOLDERS, kind_of, url_of
 from quire.serving.api.schemas.custom_tools import custom_arguments
 from quire.serving.api.schemas.known_fields import FieldNames, Part, optional
 from quire.serving.api.schemas.sampling import SamplingFields
 from quire.serving.api.schemas.tools import ChatTool, ToolChoice
 
 KINDS = {
+    "audio_url": "audio",
     "file": "document",
     "image_url": "image",
     "input_audio": "audio",
     "input_file": "document",
     "input_image": "image",
+    "video_url": "video",
 }
-"""Kinds of input by the types of OpenAI's parts."""
+"""Kinds of input by the types of OpenAI's parts, and of vLLM's."""
 NOT_SEEN = {
     "image": "[image: this model cannot see images]",
     "document": "[document: this model cannot read documents of this kind]",
     "audio": "[audio: this model cannot hear]",
+    "video": "[video: this model cannot see videos]",
 }
 """What takes the place of an input that the model cannot read, by kind."""
 logger = logging.getLogger(__name__)
@@ -63,30 +67,31 @@ def not_served(kind: str) -> str:
     return f"{kind} input is not served: this model reads text only. Send text instead."
 
 
-class ImagePart(NamedTuple):
-    """An image of a conversation: the part's name in the request, its URL, and the uuid by which later requests may
-    name it; without a URL, an earlier one brought it."""
+class MediumPart(NamedTuple):
+    """A medium of a conversation: the part's name in the request, its URL, the uuid by which later requests may name
+    it, and its kind; without a URL, an earlier one brought it."""
 
     place: str
     url: str | None
     uuid: str | None = None
+    kind: MediumKind = "image"
 
 
 @dataclass
-class SeenImages:
-    """The images of a conversation, for a model that sees them.
+class SeenMedia:
+    """The media of a conversation, for a model that reads some kinds.
 
     Attributes:
-        placeholder: Text of the token that stands for an image, where a chat template takes texts alone.
-        parts: The images, in order.
+        placeholders: By kind, the text of the token that stands for a medium, where a chat template takes texts alone.
+        parts: The media, in order.
     """
 
-    placeholder: str
-    parts: list[ImagePart] = field(default_factory=list)
+    placeholders: dict[MediumKind, str]
+    parts: list[MediumPart] = field(default_factory=list)
 
 
 class ContentPart(Part, extra="allow"):
-    """A piece of a message: text, or an image for models that see them."""
+    """A piece of a message: text, or a medium for models that read its kind."""
 
     type: str
     text: str | None = None
@@ -184,16 +189,16 @@ class ChatRequest(SamplingFields):
 
 
 def plain_messages(
-    messages: Sequence[ChatMessage], *, content: MessageContent, images: SeenImages | None = None
+    messages: Sequence[ChatMessage], *, content: MessageContent, media: SeenMedia | None = None
 ) -> list[dict[str, Any]]:
     """The messages as plain data, near to how they were sent: a chat template brings them into its form. Parts of
-    content are joined, listed, or left as they were sent; `images` gets those that are images. Raises RequestError for
-    a message that is empty, or would lose something, such as an image without `images`."""
+    content are joined, listed, or left as they were sent; `media` gets those that are media. Raises RequestError for
+    a message that is empty, or would lose something, such as an image without `media`."""
     if not messages:
         raise RequestError("messages must not be empty.", param="messages")
     if logger.isEnabledFor(logging.DEBUG) and (unknown := _unknown_fields(messages)):
         logger.debug("fields of messages that nobody knows are left out: %s", ", ".join(unknown))
-    return [_plain(message, f"messages[{i}]", content, images) for i, message in enumerate(messages)]
+    return [_plain(message, f"messages[{i}]", content, media) for i, message in enumerate(messages)]
 
 
 def _unknown_fields(messages: Iterable[ChatMessage]) -> list[str]:
@@ -206,18 +211,18 @@ def _unknown_fields(messages: Iterable[ChatMessage]) -> list[str]:
     return sorted(name[:64] for name in names - NOT_SERVED.keys())
 
 
-def _plain(message: ChatMessage, place: str, form: MessageContent, images: SeenImages | None) -> dict[str, Any]:
+def _plain(message: ChatMessage, place: str, form: MessageContent, media: SeenMedia | None) -> dict[str, Any]:
     for name, advice in NOT_SERVED.items():
         if (message.model_extra or {}).get(name) is not None:
             raise RequestError(f"{place}.{name} is not supported: {advice}.", param=f"{place}.{name}")
     content: Any = message.refusal if message.content is None else message.content
     if isinstance(content, list):
         given = message.role == "tool"
-        parts = [_part(part, f"{place}.content[{i}]", images, of_tool=given) for i, part in enumerate(content)]
+        parts = [_part(part, f"{place}.content[{i}]", media, of_tool=given) for i, part in enumerate(content)]
         content = parts
         if form == "text":
-            shown = "" if images is None else images.placeholder
-            content = "\n".join(part.get("text", shown) for part in parts)
+            shown = {} if media is None else media.placeholders
+            content = "\n".join(part["text"] if part["type"] == "text" else shown[part["type"]] for part in parts)
     elif content is not None and form == "parts":
         content = [{"type": "text", "text": content}]
     if content is None and message.role not in ("assistant", "tool"):
@@ -237,11 +242,13 @@ def _plain(message: ChatMessage, place: str, form: MessageContent, images: SeenI
     return plain | {name: value for name, value in fields.items() if value is not None}
 
 
-def _part(part: ContentPart, place: str, images: SeenImages | None, *, of_tool: bool) -> dict[str, Any]:
+def _part(part: ContentPart, place: str, media: SeenMedia | None, *, of_tool: bool) -> dict[str, Any]:
     """Return a part of content as a chat template goes through it."""
-    if images is not None and part.type in IMAGE_TYPES:
-        images.parts.append(ImagePart(place, *url_of(part.model_extra or {}, place)))
-        return PLACEHOLDER
+    fields = {"type": part.type, **(part.model_extra or {})}
+    kind = kind_of(fields)
+    if media is not None and kind is not None and kind in media.placeholders:
+        media.parts.append(MediumPart(place, *url_of(fields, place), kind))
+        return PLACEHOLDERS[kind]
     return {"type": "text", "text": _text(part, place, of_tool=of_tool)}
 
 

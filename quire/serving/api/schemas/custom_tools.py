@@ -49,7 +49,12 @@ def custom_function(tool: Mapping[str, Any], form: Any, place: str) -> dict[str,
         text["pattern"] = f"^(?:{definition})$"
     parameters = {"type": "object", "properties": {"input": text}, "required": ["input"]}
     function = {"name": tool["name"], "description": "\n".join(lines), "parameters": parameters}
-    return {**function, "strict": True} if syntax == "regex" else function
+    return {**function, "strict": True} if is_grammar else function
+
+
+def lark_of_input(grammar: Any) -> str:
+    """Return the definition of a grammar in Lark; empty for other grammars, and for none."""
+    return str(grammar.get("definition")) if isinstance(grammar, dict) and grammar.get("syntax") == "lark" else ""
 
 
 def custom_input(arguments: str) -> str:

@@ -7,10 +7,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from pydantic import Field
+from pydantic import Field, PrivateAttr
 
 from quire.errors import RequestError, did_you_mean
-from quire.serving.api.schemas.custom_tools import custom_function
+from quire.serving.api.schemas.custom_tools import custom_function, lark_of_input
 from quire.serving.api.schemas.known_fields import Part, optional
 from quire.text.output_parsers.events import Tool
 
@@ -29,6 +29,14 @@ class Function(Part, extra="allow"):
     description: str | None = None
     parameters: dict[str, Any] | None = optional("A JSON schema of type object.")
     strict: bool | None = optional("Calls must match the schema.")
+    _input_grammar: str = PrivateAttr("")
+
+    @classmethod
+    def of_custom(cls, fields: Mapping[str, Any], input_grammar: str) -> Function:
+        """The function that a model is shown for a custom tool, whose input has a grammar in Lark, or none."""
+        function = cls(**fields)
+        function._input_grammar = input_grammar
+        return function
 
 
 class CustomTool(Part, extra="allow"):
@@ -58,17 +66,12 @@ class ChatTool(Part, extra="allow"):
         return self.custom if self.type == "custom" else self.function
 
     @property
-    def has_lark(self) -> bool:
-        """Whether it is a custom tool whose input has a grammar that is shown and not enforced."""
-        grammar = ((self.custom and self.custom.format) or {}).get("grammar")
-        return isinstance(grammar, dict) and grammar.get("syntax") == "lark"
-
-    @property
     def named(self) -> Function:
         """The function that the model is shown, of a tool that was checked."""
         if self.type == "custom":
             assert self.custom is not None
-            return Function(**_shown_custom(self.custom, "tools"))
+            grammar = (self.custom.format or {}).get("grammar")
+            return Function.of_custom(_shown_custom(self.custom, "tools"), lark_of_input(grammar))
         assert self.function is not None
         return self.function
 
@@ -206,7 +209,8 @@ def _shown_custom(tool: CustomTool, place: str) -> dict[str, Any]:
 
 
 def _parsed(function: Function) -> Tool:
-    return Tool(function.name, function.parameters or {"type": "object", "properties": {}}, bool(function.strict))
+    parameters = function.parameters or {"type": "object", "properties": {}}
+    return Tool(function.name, parameters, bool(function.strict), function._input_grammar)
 
 
 def _check(tools: Sequence[ChatTool]) -> None:

@@ -11,7 +11,8 @@ from functools import cached_property
 from typing import Any
 
 from quire.errors import RequestError, UnsupportedField
-from quire.serving.api.schemas.tools import MAX_TOOLS
+from quire.serving.api.schemas.custom_tools import lark_of_input
+from quire.serving.api.schemas.tools import MAX_TOOLS, Function
 from quire.serving.dialects.responses.client_tools import CLIENT_TOOLS, client_function
 from quire.text.hints import HintLog
 
@@ -172,8 +173,6 @@ class ResponseTools:
             hints.drop("tools.defer_loading", "the model is shown all tools at once")
         if any(function.fields.get("output_schema") for function in self.functions):
             hints.drop("tools.output_schema", "chat templates show none")
-        if any(_has_lark(function.sent) for function in self.functions):
-            hints.drop("tools.format of syntax lark", "the model is shown the grammar, and not held to it")
 
 
 def _is_hosted(tool: dict[str, Any]) -> bool:
@@ -230,11 +229,6 @@ def _check_function(tool: dict[str, Any], place: str) -> None:
             raise UnsupportedField(f"{place}.{name[:64]}")
 
 
-def _has_lark(tool: dict[str, Any]) -> bool:
-    form = tool.get("format")
-    return isinstance(form, dict) and form.get("syntax") == "lark"
-
-
 def _named(functions: Sequence[_Function]) -> list[_Function]:
     """The functions with what the model calls each: its name, behind its namespace where several have the name."""
     count = Counter(name for _, name in {(each.namespace, each.name) for each in functions})
@@ -265,6 +259,8 @@ def _chat_tool(function: _Function) -> dict[str, Any]:
     if function.about and isinstance(fields.get("description", ""), str):
         own = fields.get("description", "")
         fields["description"] = f"{own}\n\n{function.namespace}: {function.about}".strip()
+    if grammar := lark_of_input(function.sent.get("format")):
+        return {"type": "function", "function": Function.of_custom(fields, grammar)}
     return {"type": "function", "function": fields}
 
 

@@ -66,10 +66,34 @@ def _prefill(rows: int, tokens: int, before: int, heads: int) -> KernelCase:
     return KernelCase("prefill_latents", name, make, moved, 2 * seen * heads * (_WIDTH + _RANK))
 
 
+def _products(tokens: int, heads: int, k: int, n: int) -> KernelCase:
+    """Each head's row times the head's own weight, into a part of a wider tensor."""
+
+    def make(device: torch.device) -> Arguments:
+        x, weight = normal(device, tokens, heads, k + _ROTATED)[..., :k], normal(device, heads, k, n)
+        return (x, weight, normal(device, tokens, heads + 1, n + _ROTATED)[:, :heads, _ROTATED:]), {}
+
+    moved = (heads * k * n + tokens * heads * (k + n)) * ITEM
+    return KernelCase("head_products", f"{tokens}, {heads} heads, {k} → {n}", make, moved, 2 * tokens * heads * k * n)
+
+
+def _inputs(tokens: int, heads: int) -> KernelCase:
+    """The parts of queries and entries that no head's weight is multiplied with."""
+
+    def make(device: torch.device) -> Arguments:
+        q, latent = normal(device, tokens, heads, 128 + _ROTATED), normal(device, tokens, _WIDTH)
+        return (q, latent, normal(device, _RANK), 1e-6, normal(device, tokens, heads + 1, _WIDTH)), {}
+
+    moved = tokens * 2 * (heads * _ROTATED + _WIDTH) * ITEM
+    return KernelCase("latent_inputs", f"{tokens}, {heads} heads", make, moved, 0)
+
+
 CASES = (
     *(_decode(rows, length, 16) for rows, length in ((1, 4_096), (32, 4_096), (128, 8_192))),
     *(_decode(rows, length, 128) for rows, length in ((1, 4_096), (128, 8_192))),
     *(_prefill(rows, tokens, before, 16) for rows, tokens, before in ((1, 512, 0), (1, 2_048, 0), (1, 50, 2_000))),
     _prefill(1, 2_048, 0, 128),
+    *(_products(tokens, 16, *widths) for tokens in (1, 32, 128) for widths in ((128, _RANK), (_RANK, 128))),
+    *(_inputs(tokens, 16) for tokens in (1, 128, 8_192)),
 )
-SMALL_CASES = (_decode(2, 40, 20), _prefill(1, 9, 5, 20))
+SMALL_CASES = (_decode(2, 40, 20), _prefill(1, 9, 5, 20), _products(3, 5, 24, 40), _inputs(3, 5))

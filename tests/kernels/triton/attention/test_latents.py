@@ -9,10 +9,12 @@ from torch import Tensor
 from quire.compute.kernels.reference import latents as reference
 from quire.compute.kernels.reference import paged_attention
 from quire.compute.kernels.reference.attention_inputs import Mask, PagedRows, QueryTiles
+from quire.compute.kernels.triton.attention import latent_products
 from quire.compute.kernels.triton.attention import latents as ours
 from tests.kernels.triton.attention.paged import assert_near, paged
 
 ROTATED = 8
+DTYPES = [torch.float32, torch.bfloat16]
 SCALE = 0.17
 
 
@@ -67,4 +69,32 @@ def test_prefill(heads: int, rank: int, before: list[int], counts: list[int], dt
     ours.prefill_latents(q, latents, ROTATED, paged_rows, tiles, queries, SCALE, found)
     real = QueryTiles(tile_rows[:-1], offsets[:-1], firsts)
     reference.prefill_latents(q, latents, ROTATED, paged_rows, real, queries, SCALE, expected)
+    assert_near(found, expected)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("turned", [False, True])
+@pytest.mark.parametrize(("tokens", "heads", "k", "n"), [(1, 3, 24, 40), (19, 2, 80, 30), (70, 2, 16, 20)])
+def test_products_of_heads(
+    tokens: int, heads: int, k: int, n: int, dtype: torch.dtype, device: str, *, turned: bool
+) -> None:
+    """Of parts of wider tensors, with weights in either order, by few tokens and many."""
+    x = torch.randn(tokens, heads, k + 5).to(dtype).to(device)[..., 5:]
+    weight = torch.randn(heads, n, k).transpose(1, 2) if turned else torch.randn(heads, k, n)
+    weight = weight.to(dtype).to(device)
+    found, expected = (torch.full((tokens, heads + 1, n + 3), 7.0, dtype=dtype, device=device) for _ in range(2))
+    latent_products.head_products(x, weight, found[:, :heads, 3:])
+    reference.head_products(x, weight, expected[:, :heads, 3:])
+    assert_near(found, expected)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(("tokens", "heads", "rank"), [(1, 1, 16), (7, 5, 20), (3, 16, 32)])
+def test_inputs(tokens: int, heads: int, rank: int, dtype: torch.dtype, device: str) -> None:
+    q = torch.randn(tokens, heads, 12 + ROTATED).to(dtype).to(device)
+    latent = torch.randn(tokens, rank + ROTATED).to(dtype).to(device)
+    weight = torch.rand(rank).to(dtype).to(device)
+    found, expected = (torch.full((tokens, heads + 1, ROTATED + rank), 7.0).to(q) for _ in range(2))
+    for latent_inputs, qk in ((latent_products.latent_inputs, found), (reference.latent_inputs, expected)):
+        latent_inputs(q, latent, weight, 1e-5, qk)
     assert_near(found, expected)

@@ -14,6 +14,7 @@ from quire.compute.kernels.dispatch import kernel
 from quire.compute.kernels.reference import experts as reference
 from quire.compute.kernels.reference.experts import Coded, ExpertAdapters, StackedLowRank, stack_weights
 from quire.compute.kernels.reference.linear import ScaledWeight
+from quire.compute.kernels.routing import Routing
 from quire.compute.kernels.triton.experts import expert_adapters as ours
 from quire.compute.kernels.triton.experts.expert_gemms import ExpertConfigs
 from quire.compute.kernels.triton.experts.experts import (
@@ -311,7 +312,7 @@ def test_layers_with_adapters_in_a_graph(tokens: int, coded: bool) -> None:
         for router, (gate_up, down), own in zip(routers, layers, all_adapters, strict=True):
             normed, out = torch.empty_like(y), torch.empty_like(y)
             kernel("rms_norm", "cuda")(y, weight, 1e-6, normed)
-            weights, numbers = kernel("route", "cuda")(F.linear(normed, router), chosen, True)
+            weights, numbers = kernel("route", "cuda")(F.linear(normed, router), Routing(chosen, True))
             adapters = own._replace(slots=slots)
             op(normed, gate_up, down, numbers, weights, out, 0, adapters)
             seen.append((normed, gate_up, down, numbers, weights, adapters, out))

@@ -333,7 +333,7 @@ def test_layers_of_experts_in_a_graph(tokens: int) -> None:
         for router, (gate_up, down) in zip(routers, layers, strict=True):
             normed, out = torch.empty_like(y), torch.empty_like(y)
             kernel("rms_norm", "cuda")(y, weight, 1e-6, normed)
-            weights, numbers = kernel("route", "cuda")(F.linear(normed, router), 4, True)
+            weights, numbers = kernel("route", "cuda")(F.linear(normed, router), Routing(4, True))
             kernel("experts", "cuda")(normed, gate_up, down, numbers, weights, out)
             seen.append((normed, gate_up, down, numbers, weights, out))
             y = out

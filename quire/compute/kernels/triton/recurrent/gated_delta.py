@@ -5,6 +5,7 @@ Rows of many tokens go through in chunks (delta_chunks.py).
 
 from __future__ import annotations
 
+import torch
 import triton
 import triton.language as tl
 from torch import Tensor
@@ -13,7 +14,7 @@ from quire.compute.kernels.reference.gated_delta import EPS
 from quire.compute.kernels.reference.state_inputs import StateRows
 from quire.compute.kernels.triton.launching.dependent_launch import can_overlap, release_dependents, wait_for_inputs
 from quire.compute.kernels.triton.launching.launch import cdiv, fast_launch
-from quire.compute.kernels.triton.recurrent.delta_chunks import rule_by_chunks
+from quire.compute.kernels.triton.recurrent.delta_chunks import rule_by_chunks, solve_chunks
 from quire.compute.kernels.triton.recurrent.softplus import softplus
 from quire.compute.kernels.triton.recurrent.tiles import (
     ALL,
@@ -49,18 +50,24 @@ def gated_delta(
         return
     overlap, each = can_overlap(qkv.device), a_bias.numel() // values
     by_chunks = len(qkv) > number and each == 1
-    tensors = (
-        qkv, qkv.stride(0), a, a.stride(0), b, b.stride(0), decay, a_bias, state, rows.states, rows.starts, out,
-        dk**-0.5, EPS, FEW if by_chunks else ALL,
-    )  # fmt: skip
-    keys = (qkv.shape[1] - values * dv) // (2 * dk)
+    inputs = qkv, qkv.stride(0), a, a.stride(0), b, b.stride(0), decay, a_bias
+    keys, most = (qkv.shape[1] - values * dv) // (2 * dk), FEW if by_chunks else ALL
     shared = {"KEYS": keys, "VALUES": values, "DK": dk, "DV": dv, "OVERLAP": overlap, "launch_pdl": overlap}
-    _rule[(number, values, cdiv(dv, block))](*tensors, EACH=each, WIDTH=width, BLOCK=block, num_warps=4, **shared)
+    _rule[(number, values, cdiv(dv, block))](
+        *inputs, state, rows.states, rows.starts, out, dk**-0.5, EPS, most, EACH=each, WIDTH=width, BLOCK=block,
+        num_warps=4, **shared,
+    )  # fmt: skip
     if by_chunks:
-        block, precision = columns_of_chunks(dv), precision_of(qkv.dtype)
-        rule_by_chunks[(number, values, cdiv(dv, block))](
-            *tensors, WIDTH=max(16, width), BLOCK=block, CHUNK=CHUNK, PRECISION=precision, num_warps=8, **shared
+        block, chunks = columns_of_chunks(dv), cdiv(len(qkv), CHUNK) + number
+        shared |= {"WIDTH": max(16, width), "CHUNK": CHUNK, "PRECISION": precision_of(qkv.dtype)}
+        solved = torch.empty((chunks, values, CHUNK, CHUNK), dtype=torch.float32, device=qkv.device)
+        solve_chunks[(chunks, values)](
+            *inputs, rows.starts, solved, number, EPS, most, ROWS=triton.next_power_of_2(number), num_warps=4, **shared
         )
+        rule_by_chunks[(number, values, cdiv(dv, block))](
+            *inputs, state, rows.states, rows.starts, out, solved, dk**-0.5, EPS, most, BLOCK=block, num_warps=8,
+            **shared,
+        )  # fmt: skip
 
 
 @fast_launch

@@ -1,0 +1,95 @@
+"""Where media stand in a prompt: their placeholders make room for all their tokens."""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+from quire.errors import RequestError
+from quire.foundation.messages.to_engine import MediaSpan, Medium, MediumKind
+
+NAMES: dict[str, str] = {"image": "images", "audio": "sounds", "video": "videos"}
+"""What several media of a kind are called."""
+
+
+class Marks(NamedTuple):
+    """How a prompt shows media of a kind.
+
+    Attributes:
+        placeholder: The token that prompts have for each of them.
+        vector: The token that stands for each of their vectors.
+    """
+
+    placeholder: int
+    vector: int
+
+
+def placed(
+    tokens: Sequence[int], media: Sequence[Medium], marks: Mapping[MediumKind, Marks]
+) -> tuple[list[int], list[MediaSpan]]:
+    """Return a prompt with all tokens of its media in place of their placeholders, and where they are.
+
+    Args:
+        tokens: The prompt; each medium has one placeholder token, or all of its tokens.
+        media: Its media, those of a kind in order.
+        marks: How the kinds that the model reads are shown.
+
+    Raises:
+        RequestError: There are more or fewer placeholders than media.
+    """
+    whole, single = list[MediaSpan](), dict[int, Medium]()
+    for kind, mark in marks.items():
+        own = [medium for medium in media if medium.kind == kind]
+        found = [place for place, token in enumerate(tokens) if token == mark.placeholder]
+        if not own and kind == "video":
+            continue  # its token was no mark before videos were read
+        if found and len(found) == sum(medium.num_vectors for medium in own) != len(own):
+            whole += _in_place(tokens, found, own)
+        elif len(found) != len(own):
+            name = NAMES[kind]
+            raise RequestError(
+                f"The prompt has {len(found)} placeholders for {name} and {len(own)} {name}: write one for each, and "
+                "none into texts."
+            )
+        else:
+            single |= zip(found, own, strict=True)
+    result, spans, start = list[int](), list[MediaSpan](), 0
+    later = iter(sorted(whole, key=lambda span: span.start))
+    waiting = next(later, None)
+    for place in (*sorted(single), len(tokens)):
+        while waiting is not None and waiting.start < place:
+            spans.append(MediaSpan(waiting.start - start + len(result), waiting.medium))
+            waiting = next(later, None)
+        result += tokens[start:place]
+        start = place
+        if (medium := single.get(place)) is not None:
+            vector = marks[medium.kind].vector
+            text = _numbers(medium.text) if medium.text else [vector] * medium.count
+            spans.append(MediaSpan(len(result) + text.index(vector), medium))
+            result += text
+            start = place + 1
+    return result, spans
+
+
+def _in_place(tokens: Sequence[int], found: Sequence[int], media: Sequence[Medium]) -> list[MediaSpan]:
+    """Return the spans of media whose tokens are there already, a placeholder for each vector."""
+    spans, first = [], 0
+    for medium in media:
+        places = found[first : first + medium.num_vectors]
+        if places[-1] - places[0] != medium.count - 1:
+            raise RequestError(
+                f"The placeholders of {NAMES[medium.kind]} must stand together, all {medium.num_vectors} of them."
+            )
+        if medium.text:
+            text = _numbers(medium.text)
+            begin = places[0] - text.index(tokens[places[0]])
+            if begin < 0 or list(tokens[begin : begin + len(text)]) != text:
+                raise RequestError("The tokens around an image's placeholders must be those of the model's processor.")
+        spans.append(MediaSpan(places[0], medium))
+        first += medium.num_vectors
+    return spans
+
+
+def _numbers(packed: bytes) -> list[int]:
+    return array("i", packed).tolist()

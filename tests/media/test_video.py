@@ -1,0 +1,196 @@
+"""Qwen2-VL's and Qwen2.5-VL's answers about videos, compared with transformers' `generate` in fp32."""
+
+from __future__ import annotations
+
+import base64
+import io
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from quire import LLM, SamplingParams
+from quire.errors import RequestError
+from quire.media.model_videos import ModelVideos
+from quire.media.video_decode import VideoLength
+from quire.models.vision.vision_spec import QwenVisionSpec
+from tests.media.checkpoints import QWEN_IMAGE, QWEN_PROCESSOR, make_qwen, picture
+
+NEW_TOKENS = 32
+VIDEO = QWEN_IMAGE.replace("image", "video")
+Frames = NDArray[np.uint8]
+RATE = 0.3
+"""Frames a second, so few that the last slices have larger times than the texts behind them have positions."""
+
+
+def frames_of(count: int, width: int, height: int, seed: int) -> Frames:
+    return np.stack([np.asarray(picture(width, height, 100 * seed + each)) for each in range(count)])
+
+
+CLIPS = frames_of(4, 30, 20, 1), frames_of(5, 20, 33, 2), frames_of(6, 24, 24, 3)
+PROMPTS: tuple[tuple[str, tuple[int, ...], int], ...] = (
+    ("The quick brown fox", (), 0),
+    (f"{VIDEO} What is it?", (0,), 0),
+    (f"one {VIDEO} two {QWEN_IMAGE} three {VIDEO}", (1, 2), 1),
+    (f"{QWEN_IMAGE}{VIDEO}{VIDEO} four", (2, 0), 1),
+)
+"""Texts, the numbers of their clips, and how many images they have."""
+
+
+@pytest.fixture(scope="module", params=["2", "2_5"])
+def model(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_qwen(tmp_path_factory.mktemp("qwen") / "model", request.param)
+
+
+@pytest.fixture(scope="module")
+def expected(model: Path) -> list[list[int]]:
+    return [reference(model, *each) for each in PROMPTS]
+
+
+@pytest.fixture(scope="module")
+def llm(model: Path) -> Iterator[LLM]:
+    with LLM(str(model), dtype="float32", max_num_batched_tokens=7, block_size=8) as llm:
+        yield llm
+
+
+def reference(model: Path, text: str, clips: Sequence[int], images: int) -> list[int]:
+    """What transformers' model makes of a prompt, with pixels of its image processor, frame by frame."""
+    import torch
+    from transformers import AutoModelForImageTextToText, AutoTokenizer, Qwen2VLImageProcessorPil
+
+    processor, given = Qwen2VLImageProcessorPil(**QWEN_PROCESSOR), dict[str, Any]()
+    if images:
+        found = processor(images=[picture(40, 30, each) for each in range(images)], return_tensors="pt")
+        given = dict(found)
+        for t, h, w in found["image_grid_thw"].tolist():
+            text = text.replace("<|image_pad|>", "<|placeholder|>" * (t * h * w // 4), 1)
+        text = text.replace("<|placeholder|>", "<|image_pad|>")
+    values, grids = [], []
+    for number in clips:
+        clip = [*CLIPS[number], *[CLIPS[number][-1]] * (len(CLIPS[number]) % 2)]
+        each = [processor(images=frame, return_tensors="pt") for frame in clip]
+        _, h, w = each[0]["image_grid_thw"][0].tolist()
+        both = [one["pixel_values"].view(h * w, 3, 2, -1)[:, :, 0] for one in each]
+        for first, second in zip(both[::2], both[1::2], strict=True):
+            values.append(torch.stack((first, second), 2).flatten(1))
+        grids.append([len(clip) // 2, h, w])
+        text = text.replace("<|video_pad|>", "<|placeholder|>" * (len(clip) // 2 * h * w // 4), 1)
+    text = text.replace("<|placeholder|>", "<|video_pad|>")
+    reader = AutoModelForImageTextToText.from_pretrained(model, dtype=torch.float32)
+    ids = AutoTokenizer.from_pretrained(model)(text, return_tensors="pt")["input_ids"]
+    kinds = (ids == reader.config.image_token_id).int() + 2 * (ids == reader.config.video_token_id).int()
+    if clips:
+        given |= {"pixel_values_videos": torch.cat(values), "video_grid_thw": torch.tensor(grids)}
+        if "2_5" in reader.config.model_type:
+            given["second_per_grid_ts"] = torch.tensor([2 / RATE] * len(clips))
+    with torch.no_grad():
+        out = reader.generate(
+            input_ids=ids, attention_mask=torch.ones_like(ids), mm_token_type_ids=kinds, **given,
+            max_new_tokens=NEW_TOKENS, do_sample=False, eos_token_id=None, pad_token_id=0,
+        )  # fmt: skip
+    return [int(each) for each in out[0, ids.shape[1] :]]
+
+
+def prompt(text: str, clips: Sequence[int], images: int) -> dict[str, Any]:
+    data: dict[str, Any] = {"video": [(CLIPS[each], {"fps": RATE}) for each in clips]}
+    return {"prompt": text, "multi_modal_data": data | {"image": [picture(40, 30, each) for each in range(images)]}}
+
+
+def greedy(llm: LLM, prompts: Sequence[Any]) -> list[list[int]]:
+    params = SamplingParams(temperature=0, max_tokens=NEW_TOKENS, ignore_eos=True)
+    return [list(each.outputs[0].token_ids) for each in llm.generate(list(prompts), params, use_tqdm=False)]
+
+
+def test_answers_equal_those_of_transformers_with_videos_and_images(llm: LLM, expected: list[list[int]]) -> None:
+    prompts = [prompt(*each) for each in PROMPTS]
+    assert greedy(llm, prompts) == expected
+    assert greedy(llm, prompts) == expected  # from the prefix cache
+
+
+def test_preempted_requests_see_their_videos_again(model: Path, expected: list[list[int]]) -> None:
+    with LLM(
+        str(model), dtype="float32", block_size=8, num_gpu_blocks_override=24, enable_prefix_caching=False,
+        max_model_len=160, preemption_mode="recompute", disable_log_stats=False,
+    ) as llm:  # fmt: skip
+        assert greedy(llm, [prompt(*each) for each in PROMPTS] * 2) == expected * 2
+        assert {metric.name: metric for metric in llm.get_metrics()}["vllm:num_preemptions"].value > 0
+
+
+def file_of_frames(frames: Frames, rate: int = 4, kind: str = "matroska") -> bytes:
+    """A video as a file that keeps all bits of its frames."""
+    import av
+
+    buffer = io.BytesIO()
+    with av.open(buffer, "w", format=kind) as file:
+        stream = file.add_stream("ffv1" if kind == "matroska" else "mpeg4", rate=rate)
+        stream.height, stream.width = frames.shape[1:3]
+        stream.pix_fmt = "bgr0" if kind == "matroska" else "yuv420p"
+        for frame in frames:
+            file.mux(stream.encode(av.VideoFrame.from_ndarray(frame, format="rgb24")))
+        file.mux(stream.encode())
+    return buffer.getvalue()
+
+
+def url(content: bytes) -> str:
+    return f"data:video/x-matroska;base64,{base64.b64encode(content).decode()}"
+
+
+def test_files_and_conversations_show_frames_at_the_rate_that_is_asked_for(llm: LLM) -> None:
+    params = SamplingParams(temperature=0, max_tokens=8, ignore_eos=True)
+    clip = frames_of(16, 24, 16, 7)
+    link = url(file_of_frames(clip))
+    parts = [{"type": "video_url", "video_url": {"url": link}}, {"type": "text", "text": "What?"}]
+    (at_two,) = llm.chat([{"role": "user", "content": parts}], params, use_tqdm=False)
+    asked = {"prompt": at_two.prompt, "multi_modal_data": {"video": link}}
+    at_four = llm.generate(asked | {"mm_processor_kwargs": {"fps": 4}}, params, use_tqdm=False)[0]
+    six = llm.generate(asked | {"mm_processor_kwargs": {"num_frames": 6}}, params, use_tqdm=False)[0]
+    for found, frames, rate in ((at_two, clip[::2], 2), (at_four, clip, 4), (six, clip[[0, 2, 5, 8, 10, 13]], 1.5)):
+        given = {"prompt": at_two.prompt, "multi_modal_data": {"video": (frames, {"fps": rate})}}
+        (same,) = llm.generate(given, params, use_tqdm=False)
+        assert found.prompt_token_ids == same.prompt_token_ids
+        assert found.outputs[0].token_ids == same.outputs[0].token_ids
+
+
+def test_videos_that_cannot_be_read_or_are_too_long_are_refused(llm: LLM) -> None:
+    whole = file_of_frames(CLIPS[0])
+    refused: list[tuple[Any, dict[str, Any], str]] = [
+        (url(whole[:200]), {}, "cannot be read|no video|no frames"),
+        (url(b""), {}, "its type is not known"),
+        (url(b"GIF89a"), {}, "cannot be read|no frames|pixels"),
+        (url(file_of_frames(CLIPS[0], kind="avi")[:3000]), {}, "cannot be read|no frames"),
+        ("ftp://a", {}, "no URL of a video"),
+        ("http://127.0.0.1/a.mp4", {}, "allowed-media-domains"),
+        (CLIPS[0][0], {}, "frames, height, width"),
+        ((CLIPS[0], {"fps": -1}), {}, "positive number"),
+        (url(file_of_frames(np.repeat(CLIPS[1], 30, axis=0))), {"fps": 4}, "more than 512 tokens"),
+        (url(whole), {"fps": "x"}, "fps is 'x'"),
+        (url(whole), {"num_frames": 0}, "num_frames is 0"),
+        (url(whole), {"fps": 1, "num_frames": 4}, "leave one of them out"),
+        (url(whole), {"max_pixels": 31 * 64}, "31 tokens, and this server's have 30"),
+    ]
+    for given, settings, message in refused:
+        asked = {"prompt": VIDEO, "multi_modal_data": {"video": given}, "mm_processor_kwargs": settings}
+        with pytest.raises(RequestError, match=message):
+            llm.generate(asked, use_tqdm=False)
+    with pytest.raises(RequestError, match="2 placeholders for videos and 1 videos"):
+        llm.generate({"prompt": VIDEO * 2, "multi_modal_data": {"video": CLIPS[0]}}, use_tqdm=False)
+
+
+@pytest.mark.parametrize(
+    ("frames", "rate", "settings", "count"),
+    [(100, 25.0, {}, 8), (100, 25.0, {"fps": 1}, 4), (7, 30.0, {}, 4), (3, 30.0, {}, 2), (1, 30.0, {}, 1),
+     (90_000, 30.0, {}, 768), (101, 24.0, {"num_frames": 13}, 12), (5000, 29.97, {"fps": 3.5, "max_frames": 99}, 98)],
+)  # fmt: skip
+def test_frames_are_those_that_transformers_chooses(
+    frames: int, rate: float, settings: dict[str, Any], count: int
+) -> None:
+    """As many as Qwen2VLVideoProcessor.sample_frames says, whose module needs torchvision, at equal distances."""
+    import torch
+
+    spec = QwenVisionSpec.__new__(QwenVisionSpec)
+    object.__setattr__(spec, "frames", 2)
+    found = ModelVideos(spec, 512, replaced=settings).frames_of(VideoLength(frames, rate))
+    assert found == torch.arange(0, frames, frames / count).int().tolist()
