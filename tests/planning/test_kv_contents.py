@@ -9,8 +9,13 @@ from typing import Any
 
 import pytest
 
+from quire.errors import ConfigError
 from quire.foundation.config import Config
+from quire.models.spec import spec_of
+from quire.planning.kv_cache_plan import check_host_tier
 from quire.planning.kv_contents import contents_digest
+from tests.checkpoints import make_tiny
+from tests.models_sweep.rows import ROWS, SHAPE
 
 
 @pytest.fixture
@@ -56,3 +61,21 @@ def test_sizes_of_pools_are_no_part_of_it(model: Path) -> None:
     own = config(model)
     more = dataclasses.replace(own.cache, kv_offloading_size=9.0, kv_disk_size=9.0, num_gpu_blocks_override=9)
     assert contents_digest(own) == contents_digest(dataclasses.replace(own, cache=more))
+
+
+@pytest.mark.parametrize(
+    ("architecture", "settings", "why"),
+    [
+        ("LlamaForCausalLM", {}, "needs --kv-offloading-size"),
+        ("LlamaForCausalLM", {"kv_offloading_size": 1, "tensor_parallel_size": 2}, "one engine of one rank"),
+        ("LlamaForCausalLM", {"kv_offloading_size": 1, "kv_disk_size": 0}, "--kv-disk-size must be above 0"),
+        ("Lfm2ForCausalLM", {"kv_offloading_size": 1}, "this model's states stay on the device"),
+    ],
+)
+def test_a_disk_that_would_serve_nobody_is_refused(
+    tmp_path: Path, architecture: str, settings: dict[str, Any], why: str
+) -> None:
+    model = make_tiny(tmp_path, architecture, **SHAPE | ROWS[architecture])
+    asked = Config().with_values(model=str(model), kv_disk_path=str(tmp_path / "disk"), **settings)
+    with pytest.raises(ConfigError, match=why):
+        check_host_tier(asked, spec_of(asked.model))
