@@ -177,7 +177,7 @@ def measure(streams: int, tokens: int, step_s: float, client: bool) -> dict[str,
     with tempfile.TemporaryDirectory() as scratch, socket.create_server(("127.0.0.1", 0), backlog=2_048) as listener:
         port = listener.getsockname()[1]
         engine = Engine(Path(scratch))
-        api = ChildProcess("api", "quire.serving.api_server", LaunchConfig(config, scratch, 0, listener.fileno()))
+        api = ChildProcess("api", "quire.serving.start", LaunchConfig(config, scratch, 0, listener.fileno()))
         deadline = time.monotonic() + WAIT_S
         while not any(isinstance(report, StatusReport) for report in api.reports()):
             assert time.monotonic() < deadline, "the API process did not start"

@@ -12,8 +12,6 @@ from quire.foundation.processes.child_process import ChildProcess
 from quire.foundation.processes.launch import EXIT_CRASHED
 from quire.foundation.processes.logs import apply_log_config
 from quire.planning.auto_config import resolve
-from quire.runtime.executor.nodes.follower import Follower
-from quire.runtime.executor.ray_nodes.launcher import RayNodes
 from quire.serving.supervisor.announce import announce_settings, log_as_json, print_error, print_log
 from quire.serving.supervisor.listener import listen
 from quire.serving.supervisor.process_host import ProcessHost, StartChild
@@ -74,6 +72,8 @@ def _serve(config: Config, reread: Callable[[], Config], start: StartChild) -> i
 
 def _serve_with_ray(config: Config, reread: Callable[[], Config]) -> int:
     """Serve as `_serve` does, with nodes that Ray starts. They choose their settings while the head chooses its own."""
+    from quire.runtime.executor.ray_nodes.launcher import RayNodes
+
     with listen(config.server) as listener, RayNodes(config, SystemClock(), print_log) as nodes:
         nodes.place()
         placed = nodes.placed(config)
@@ -87,6 +87,8 @@ def _serve_with_ray(config: Config, reread: Callable[[], Config]) -> int:
 
 
 def _follow(config: Config) -> int:
+    from quire.runtime.executor.nodes.follower import Follower
+
     resolved = resolve(config)
     announce_settings(resolved.config, resolved.reasons)
     return Follower(resolved.config, SystemClock(), print_log).run()

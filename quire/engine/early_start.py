@@ -14,7 +14,7 @@ from quire.runtime.executor.early_loading import begin_loading
 
 if __name__ == "__main__":
     with no_collection():
-        begin_loading()
+        begin_loading(meta_kernels=False)
         importlib.import_module("quire.engine.process")
         importlib.import_module("quire.runtime.worker.worker")
     run_child(start.main, "engine")

@@ -27,7 +27,7 @@ def refusal(message: Add, ready: Ready) -> str:
         return f"Token ids of sampling must be in [0, {ready.vocab_size})."
     if not all(_is_image(span, message) for span in message.media):
         return "The media of the prompt do not fit it."
-    if any(span.medium.times for span in message.media) and _last_position(message) > ready.capacity:
+    if _last_position(message) > ready.capacity:
         return f"A video is so long that its last frames lie behind the {ready.capacity} positions of a sequence."
     if (message.source is not None) != ready.hears:
         return "This engine's model needs something to hear." if ready.hears else "This engine's model cannot hear."
@@ -61,9 +61,9 @@ def _squares(medium: Medium) -> int:
 
 
 def _last_position(message: Add) -> int:
-    """Return the largest position that a video's time may give a token."""
-    times = [np.frombuffer(span.medium.times, np.int32) for span in message.media if span.medium.times]
-    return message.prompt_len + max((int(each.max()) for each in times), default=0)
+    """Return the largest position that the times of videos may give a token, behind the number of its tokens."""
+    videos = [span for span in message.media if span.medium.times]
+    return max((span.start + int(np.frombuffer(span.medium.times, np.int32).max()) + 1 for span in videos), default=0)
 
 
 def _pooling_refusal(message: Add, ready: Ready) -> str:

@@ -14,7 +14,7 @@ def main(launch: LaunchConfig, report: SendReport) -> None:
     if config.parallel.data_parallel_size > 1 and config.device.device == "cuda":
         environment.show_gpus_of_engine(launch.engine.engine, config.parallel.ranks)
     if config.parallel.ranks == 1 and launch.group is None:  # else ranks compute, each in a process of its own
-        begin_loading()
+        begin_loading(meta_kernels=False)
     from quire.engine import process
 
     process.main(launch, report)

@@ -80,6 +80,10 @@ class ModelSounds:
             kind="audio",
         )
 
+    def load_processor(self) -> None:
+        """Load transformers' processor, which takes seconds, before the first sound is read."""
+        _ = self._processor
+
     @cached_property
     def _processor(self) -> Any:
         """transformers' processor, which only processes load that read sounds."""

@@ -18,13 +18,14 @@ from quire.errors import ConfigError, RequestError
 from quire.foundation.config import Config
 from quire.foundation.messages.to_engine import Medium
 from quire.media.placement import Marks
-from quire.media.qwen_processor import QwenProcessor
 from quire.media.video_decode import VideoLength, decode_video, is_installed
 from quire.models.config_file import processor_settings
 from quire.models.vision.vision_spec import MAX_VIDEO_TOKENS, SAMPLING, QwenVisionSpec
 
 if TYPE_CHECKING:
     from PIL.Image import Image
+
+    from quire.media.qwen_processor import QwenProcessor
 
 _FPS = 2.0
 _SIZES = ("size", "min_pixels", "max_pixels")
@@ -67,7 +68,7 @@ class ModelVideos:
         """Return these videos under a request's settings. Raises RequestError for those that are not served."""
         found = replace(self, replaced={**self.replaced, **settings})
         try:
-            _ = found._sampling, QwenProcessor(self.spec, found._sizes)
+            _ = found._sampling, found._processor()
         except ValueError as error:
             raise RequestError(f"mm_processor_kwargs: {error}.", param="mm_processor_kwargs") from None
         return found
@@ -141,11 +142,17 @@ class ModelVideos:
             stored = {name: value for name, value in stored.items() if name not in _SIZES}
         return {name: value for name, value in {**stored, **self.replaced}.items() if name not in SAMPLING}
 
+    def _processor(self) -> QwenProcessor:
+        """Return what resizes frames. Raises ValueError for settings that are not served."""
+        from quire.media.qwen_processor import QwenProcessor  # which imports numpy
+
+        return QwenProcessor(self.spec, self._sizes)
+
     def _medium(self, frames: Iterable[Image], seconds: list[float]) -> Medium:
         """Return the video of frames; `seconds` has the time from one to the next, once there is the first."""
         import numpy as np
 
-        processor, spec = QwenProcessor(self.spec, self._sizes), self.spec
+        processor, spec = self._processor(), self.spec
         pixels, size, rows, columns = list[bytes](), (0, 0), 0, 0
         for frame in frames:
             picture = processor.picture(frame)

@@ -103,6 +103,8 @@ def _kinds(fields: ConfigFile, layers: int) -> tuple[bool, ...] | None:
     kinds = fields.get("layer_types")
     if kinds is None:
         return None
+    if isinstance(kinds, list) and len(kinds) == layers + fields.natural("num_nextn_predict_layers", 0):
+        kinds = kinds[:layers]  # others are of layers that predict further tokens
     if (
         not isinstance(kinds, list)
         or len(kinds) != layers

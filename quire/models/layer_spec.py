@@ -410,6 +410,7 @@ class MlpSpec:
         bias: Whether the projections have biases.
         down_bias: Whether `down` has a bias even if the others have none.
         factors: Factors of what the gate's activation takes and of ups; empty: 1 each.
+        limit: The activated gate is at most this, and ups between this and its negative; None: there is no limit.
         sparsity: The share of gates that are 0, if these are normally distributed. What becomes 0 depends on all gates
             of a token, so that ranks do not divide a sparse MLP.
     """
@@ -421,6 +422,7 @@ class MlpSpec:
     bias: bool = False
     down_bias: bool = False
     factors: tuple[float, ...] = ()
+    limit: float | None = None
     sparsity: float = 0.0
 
     def weights(self) -> Weights:
@@ -550,8 +552,10 @@ class NormSpec:
         weight, bias: Whether the norms have weights and biases; a bias is only a layer norm's.
         number: Number of norms.
         place: Where they stand: before attention and MLP, behind each, around each, before both, which run in
-            parallel, on the sums of the stream and each (`on sums`), before the layer's only part (`alone`), or before
-            attention, attention to an encoder's states, and MLP (`before, with cross`).
+            parallel, on the sums of the stream and each (`on sums`), before the layer's only part (`alone`), before
+            attention, attention to an encoder's states, and MLP (`before, with cross`), or before each, which add to
+            what is normed (`on normed`).
+        kept: Factors of what is normed, where attention and MLP add to it.
     """
 
     kind: Literal["rms", "layer"]
@@ -560,7 +564,10 @@ class NormSpec:
     number: int = 1
     weight: bool = True
     bias: bool = False
-    place: Literal["before", "behind", "around", "parallel", "on sums", "alone", "before, with cross"] = "before"
+    place: Literal["before", "behind", "around", "parallel", "on sums", "alone", "before, with cross", "on normed"] = (
+        "before"
+    )
+    kept: tuple[float, float] = (1.0, 1.0)
 
     def weights(self, hidden: int) -> Weights:
         """Number of weights if the stream is `hidden` wide."""

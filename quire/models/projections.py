@@ -123,13 +123,21 @@ def build_dense_mlp(mlp: MlpSpec, spec: ModelSpec, build: LayerFactory, layer: i
         up = build.column_parallel(names, (mlp.width,) * 2, mlp.hidden, mlp.bias)
         up = build.scaled(up, [(build.part(mlp.width).count, factor) for factor in mlp.factors])
     elif mlp.gated:
-        up = build.gate_up(names, mlp.width, mlp.hidden, mlp.bias, mlp.activation, up_first=modules.up_first)
+        up = build.gate_up(
+            names,
+            mlp.width,
+            mlp.hidden,
+            mlp.bias,
+            mlp.activation,
+            up_first=modules.up_first,
+            limited=mlp.limit is not None,
+        )
     else:
         up = build.column_parallel(names, (mlp.width,), mlp.hidden, mlp.bias, transposed)
     down_bias = mlp.bias or mlp.down_bias
     down = build.row_parallel(f"{name}.{modules.down}", mlp.hidden, mlp.width, down_bias, transposed)
     if mlp.gated:
-        return build.gated_mlp(up, down, mlp.width, mlp.activation)
+        return build.gated_mlp(up, down, mlp.width, mlp.activation, mlp.limit)
     return build.plain_mlp(f"{name}.{modules.activation}", up, down, mlp.width, mlp.activation)
 
 

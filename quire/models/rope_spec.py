@@ -158,7 +158,22 @@ def read_rope(fields: ConfigFile, family: Family, head_dim: int) -> RopeSpec:
         values = _object(fields, key, values.get("full_attention") or {})
     elif any(kind in values for kind in _BY_LAYER):
         raise fields.wrong(key, "differs by layer, which this architecture does not")
+    if isinstance(fields.get("rope_theta"), list):
+        theta, share = _of_layers(fields, "full_attention")
+        return _read(fields, family, key, {"partial_rotary_factor": share, **values}, theta, head_dim)
     return _read(fields, family, key, values, fields.get("rope_theta", 10000.0), head_dim)
+
+
+def _of_layers(fields: ConfigFile, kind: str) -> tuple[object, object]:
+    """Return the base of this kind's rotary embedding and its share of a head, which lists have for each layer."""
+    kinds, found = fields.get("layer_types"), []
+    at = kinds.index(kind) if isinstance(kinds, list) and kind in kinds else 0
+    for key, usual in (("rope_theta", [10000.0]), ("partial_rotary_factors", [1.0])):
+        values = fields.get(key, usual * (at + 1))
+        if not isinstance(values, list) or len(values) <= at:
+            raise fields.wrong(key, "must have a number for each layer")
+        found.append(values[at])
+    return found[0], found[1]
 
 
 def read_local_rope(fields: ConfigFile, family: Family, head_dim: int) -> RopeSpec | None:
@@ -167,7 +182,11 @@ def read_local_rope(fields: ConfigFile, family: Family, head_dim: int) -> RopeSp
         return None
     key = "rope_parameters"
     values = _object(fields, key, _object(fields, key, fields.get(key, {})).get("sliding_attention") or {})
-    local = _read(fields, family, key, values, fields.get("rope_local_base_freq", 10000.0), head_dim)
+    theta = fields.get("rope_local_base_freq", 10000.0)
+    if isinstance(fields.get("rope_theta"), list):
+        theta, share = _of_layers(fields, "sliding_attention")
+        values = {"partial_rotary_factor": share, **values}
+    local = _read(fields, family, key, values, theta, head_dim)
     if local.length_mode is not None:
         raise fields.wrong(key, "has sliding_attention scaled by length, which is not supported")
     return local

@@ -248,7 +248,7 @@ class ModelSpec:
                 names = (*names, *modules.qkv[1:], modules.key_norm, "self_attn.v_norm")
             if layer.cross is not None:
                 names = (*names, *modules.cross_qkv[1:])
-            in_layers += [f"{self.layer_name(number)}.{name}." for name in names]
+            in_layers += [f"{self.layer_name(number)}.{name}" for name in names]
         return (*modules.unread, *in_layers)
 
     @property

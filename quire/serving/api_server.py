@@ -1,4 +1,4 @@
-"""The API process: `python -m quire.serving.api_server`, started by the supervisor beside the engine.
+"""The API process, which the supervisor starts beside the engine (`start.py`).
 
 Owns what it is made of (the served model and what swaps it, uvicorn on an inherited socket, event loop) and its life:
 it serves, says when it is ready and that it lives, and drains at SIGTERM. Never imports torch.
@@ -17,7 +17,7 @@ from typing import Protocol
 from quire.engine.metrics.histogram import WorkTimes
 from quire.errors import EngineDeadError
 from quire.foundation.processes import garbage
-from quire.foundation.processes.child_main import do_not_interrupt_others, run_child
+from quire.foundation.processes.child_main import do_not_interrupt_others
 from quire.foundation.processes.launch import PULSE_S, LaunchConfig, Pulse, SendReport, StatusReport
 from quire.foundation.processes.logs import set_up_logs
 from quire.foundation.processes.shared_memory import SharedNumbers
@@ -140,7 +140,3 @@ async def _until_end(session: EngineSession | ModelSwaps, stopping: asyncio.Even
     for end in ends:
         end.cancel()
     await asyncio.gather(*ends, return_exceptions=True)
-
-
-if __name__ == "__main__":
-    run_child(main, "api")

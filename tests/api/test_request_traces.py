@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterator
@@ -191,13 +190,6 @@ def test_a_collector_that_is_gone_costs_neither_requests_nor_the_end(tmp_path: P
 def test_an_endpoint_that_is_none_is_refused(endpoint: str, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="http://HOST:4318 or grpc://HOST:4317"):
         open_traces(resolved(tmp_path, otlp_traces_endpoint=endpoint))
-
-
-def test_without_traces_neither_sdk_nor_exporter_is_loaded() -> None:
-    heavy = ("opentelemetry.sdk", "opentelemetry.exporter", "opentelemetry.proto", "grpc", "google.protobuf")
-    code = f"import sys, quire.serving.api_server; print(*(m for m in sys.modules if m.startswith({heavy})))"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=240)
-    assert (done.returncode, done.stdout.strip()) == (0, ""), done.stderr
 
 
 def test_without_the_sdk_the_start_says_what_to_install(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

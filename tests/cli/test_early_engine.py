@@ -9,7 +9,8 @@ import pytest
 from quire.cli import early_engine
 from quire.cli.early_engine import ENGINE, EarlyEngine
 from quire.foundation.config import Config
-from quire.foundation.processes.child_process import BegunProcess, Child
+from quire.foundation.processes.begun_process import BegunProcess
+from quire.foundation.processes.child_process import Child
 from quire.foundation.processes.launch import EXIT_ORPHANED, LaunchConfig
 from quire.foundation.processes.pipe_lines import wait_readable
 

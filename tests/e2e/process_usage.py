@@ -10,7 +10,7 @@ from pathlib import Path
 _PAGE = os.sysconf("SC_PAGE_SIZE")
 _NAMES = {
     "quire.cli.main": "supervisor",
-    "quire.serving.api_server": "api",
+    "quire.serving.start": "api",
     "quire.engine.start": "engine",
     "quire.engine.early_start": "engine",
 }

@@ -1,9 +1,11 @@
-"""Sounds in the bodies of chats, answered by a real engine, and sounds that mean harm."""
+"""Sounds and videos in the bodies of chats, answered by a real engine, and some that mean harm."""
 
 from __future__ import annotations
 
 import base64
 from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -18,18 +20,31 @@ from quire.foundation.config import Config
 from quire.planning.auto_config import resolve
 from quire.runtime.executor.factory import build_executor
 from tests.api.server import Server
-from tests.media.checkpoints import file_of, picture
+from tests.media.checkpoints import file_of, make_qwen, picture
 from tests.media.sound_checkpoints import RATE, file_of_sound, make_hearing, sound
+from tests.media.test_video import CLIPS, file_of_frames, url
 
 WAV = file_of_sound(sound(0.7))
 
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    directory = tmp_path_factory.mktemp("heard")
+    model = make_hearing(tmp_path_factory.mktemp("heard") / "model", "qwen2_audio")
+    with serving(model) as server:
+        yield server
+
+
+@pytest.fixture(scope="module")
+def video_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    with serving(make_qwen(tmp_path_factory.mktemp("seen") / "model", "2_5")) as server:
+        yield server
+
+
+@contextmanager
+def serving(model: Path) -> Iterator[Server]:
     asked = Config().with_values(
-        model=str(make_hearing(directory / "model", "qwen2_audio")), dtype="float32", served_model_name=("tiny",),
-        max_model_len=512, block_size=8, limit_mm_per_prompt={"audio": 2}, disable_log_stats=True,
+        model=str(model), dtype="float32", served_model_name=("tiny",), max_model_len=512, block_size=8,
+        limit_mm_per_prompt={"audio": 2, "video": 1}, disable_log_stats=True,
     )  # fmt: skip
     found = resolve(asked)
     clock, info = SystemClock(), build_model_runtime_info(found.config, found.spec)
@@ -89,3 +104,42 @@ def test_sounds_that_cannot_be_read_are_named(server: Server) -> None:
     found = server.post("/v1/chat/completions", chat(*[heard(WAV)] * 3))
     assert (found.status_code, "at most 2 sounds" in found.text) == (400, True), found.text
     server.assert_all_free()
+
+
+def seen(content: bytes) -> dict[str, Any]:
+    return {"type": "video_url", "video_url": {"url": url(content)}}
+
+
+def test_videos_are_seen_in_chats(video_server: Server) -> None:
+    (model,) = video_server.get("/v1/models").json()["data"]
+    assert model["input_modalities"] == ["text", "image", "video"]
+    bodies = [
+        chat(seen(file_of_frames(clip)), "What?", logprobs=True, **more)
+        for clip, more in ((CLIPS[0], {}), (CLIPS[1], {}), (CLIPS[0], {}),
+                           (CLIPS[0], {"mm_processor_kwargs": {"num_frames": 2}}))
+    ]  # fmt: skip
+    tokens = [video_server.post("/v1/chat/completions", body).json() for body in bodies]
+    counts = [each["usage"]["prompt_tokens"] for each in tokens]
+    assert counts[0] == counts[2] > counts[3]
+    first, other, again = ([each["logprob"] for each in one["choices"][0]["logprobs"]["content"]] for one in tokens[:3])
+    assert first == pytest.approx(again, abs=1e-4)
+    assert first != pytest.approx(other, abs=1e-4)
+
+
+def test_videos_that_cannot_be_read_are_named(video_server: Server) -> None:
+    whole = file_of_frames(CLIPS[0])
+    refused: list[tuple[dict[str, Any], str]] = [
+        (seen(whole[:300]), "The video"),
+        (seen(WAV), "its type is not known"),
+        (seen(file_of(picture())), "its type is not known"),
+        ({"type": "video_url"}, "has no video"),
+        ({"type": "video_url", "video_url": {"url": "file:///etc/passwd"}}, "allowed-local-media-path"),
+        (heard(WAV), "not supported yet"),
+    ]
+    for part, message in refused:
+        found = video_server.post("/v1/chat/completions", chat("What?", part))
+        assert (found.status_code, message in found.text) == (400, True), (part, found.text)
+        assert found.json()["error"]["param"] == "messages[0].content[1]", found.text
+    found = video_server.post("/v1/chat/completions", chat(*[seen(whole)] * 2))
+    assert (found.status_code, "at most 1 videos" in found.text) == (400, True), found.text
+    video_server.assert_all_free()

@@ -22,7 +22,8 @@ from tests.media.checkpoints import QWEN_IMAGE, QWEN_PROCESSOR, make_qwen, pictu
 NEW_TOKENS = 32
 VIDEO = QWEN_IMAGE.replace("image", "video")
 Frames = NDArray[np.uint8]
-RATE = 4.0
+RATE = 0.3
+"""Frames a second, so few that the last slices have larger times than the texts behind them have positions."""
 
 
 def frames_of(count: int, width: int, height: int, seed: int) -> Frames:

@@ -1,4 +1,4 @@
-"""Gemma 3n, Gemma 4 and MiMo-V2: what their files may say, and what is refused."""
+"""Gemma 3n, Gemma 4, MiMo-V2 and Step 3.5: what their files may say, and what is refused."""
 
 from __future__ import annotations
 
@@ -15,13 +15,17 @@ from quire.models.spec import read_spec
 from quire.models.weights.safetensors_files import SINGLE
 from tests.checkpoints import edit_config, make_tiny
 from tests.models.forward import logits_of
+from tests.models_sweep.renamed import make_renamed
 from tests.models_sweep.rows import ROWS, SHAPE
 
 TOKENS = torch.arange(3, 33)
 
 
 def make(directory: Path, architecture: str) -> Path:
-    return make_tiny(directory, architecture, **SHAPE | ROWS[architecture])
+    shape = SHAPE | ROWS[architecture]
+    if like := shape.pop("like", None):
+        return make_renamed(directory, architecture, like, shape)[0]
+    return make_tiny(directory, architecture, **shape)
 
 
 @pytest.mark.parametrize(
@@ -43,13 +47,17 @@ def make(directory: Path, architecture: str) -> Path:
         ("MiMoV2FlashForCausalLM", {"v_head_dim": 32}, "'v_head_dim' is 32.*head_dim"),
         ("MiMoV2FlashForCausalLM", {"num_key_value_heads": 4}, "'num_key_value_heads' is 4.*twice"),
         ("LagunaForCausalLM", {"num_attention_heads_per_layer": [4, 8]}, "'num_attention_heads_per_layer'.*each layer"),
+        ("Step3p5ForCausalLM", {"swiglu_limits": [0.0]}, "'swiglu_limits'.*each layer"),
+        ("Step3p5ForCausalLM", {"moe_layers_enum": "1,x", "mlp_layer_types": None}, "'moe_layers_enum'.*numbers"),
+        ("Step3p5ForCausalLM", {"attention_other_setting": {"head_dim": 8}}, "'attention_other_setting'.*head_dim"),
+        ("Step3p5ForCausalLM", {"moe_router_activation": "softmax"}, "'moe_router_activation' is 'softmax'"),
     ],
 )
 def test_what_is_not_served_is_refused(architecture: str, keys: dict[str, Any], message: str, tmp_path: Path) -> None:
-    make(tmp_path, architecture)
-    edit_config(tmp_path, keys)
+    directory = make(tmp_path, architecture)
+    edit_config(directory, keys)
     with pytest.raises(CheckpointError, match=message):
-        read_spec(tmp_path)
+        read_spec(directory)
 
 
 def test_widths_are_those_of_files_of_either_generation(tmp_path: Path) -> None:

@@ -27,6 +27,8 @@ GEMMA4_LARGE = {"attention_k_eq_v": True, "sliding_window": 1024, "global_head_d
 DEEPSEEK_YARN = {
     "type": "yarn", "factor": 40, "beta_fast": 32, "beta_slow": 1, "original_max_position_embeddings": 4096,
 }  # fmt: skip
+STEP_KINDS = ["full_attention", "sliding_attention", "sliding_attention", "sliding_attention"] * 12
+"""With three layers that predict further tokens."""
 PUBLISHED: dict[str, tuple[dict[str, Any], int, int, list[int | None]]] = {
     "Llama-3.1-8B": (
         shape("LlamaForCausalLM", 128256, 4096, 14336, 32, 32, 8, 131072, pretraining_tp=1, tie_word_embeddings=False),
@@ -233,11 +235,34 @@ PUBLISHED: dict[str, tuple[dict[str, Any], int, int, list[int | None]]] = {
               num_nextn_predict_layers=1, rope_scaling=DEEPSEEK_YARN | {"mscale": 1.0, "mscale_all_dim": 1.0}),
         671_026_419_200, 163840, [None],
     ),
+    "MiniMax-Text-01": (
+        shape("MiniMaxForCausalLM", 200064, 6144, 9216, 80, 64, 8, 10240000, head_dim=128, num_local_experts=32,
+              num_experts_per_tok=2, rope_theta=1e7, full_attn_alpha_factor=3.5565588200778455,
+              linear_attn_alpha_factor=3.5565588200778455, mlp_alpha_factor=3.5565588200778455,
+              layer_types=[*["linear_attention"] * 7, "full_attention"] * 10),
+        456_089_655_296, 10240000, [None],
+    ),
     "MiniMax-M2": (
         shape("MiniMaxM2ForCausalLM", 200064, 3072, 1536, 62, 48, 8, 196608, head_dim=128, num_local_experts=256,
               num_experts_per_tok=8, rotary_dim=64, scoring_func="sigmoid", use_qk_norm=True, use_routing_bias=True,
               shared_intermediate_size=0),
         228_689_764_864, 196608, [None],
+    ),
+    "Step-3.5-Flash": (
+        {key: value for key, value in shape(
+            "Step3p5ForCausalLM", 128896, 4096, 11264, 45, 64, 8, 262144, head_dim=128, num_attention_groups=8,
+            layer_types=STEP_KINDS, sliding_window=512, attention_other_setting={"num_attention_heads": 96},
+            rope_theta=[5e6 if kind == "full_attention" else 1e4 for kind in STEP_KINDS],
+            partial_rotary_factors=[0.5 if kind == "full_attention" else 1.0 for kind in STEP_KINDS],
+            rope_scaling={"rope_type": "llama3", "factor": 2.0, "original_max_position_embeddings": 131072,
+                          "low_freq_factor": 1.0, "high_freq_factor": 32.0},
+            moe_layers_enum=",".join(map(str, range(3, 45))), moe_num_experts=288, moe_top_k=8,
+            moe_intermediate_size=1280, share_expert_dim=1280, moe_router_activation="sigmoid",
+            moe_router_scaling_factor=3.0, norm_expert_weight=True, use_moe_router_bias=True,
+            use_head_wise_attn_gate=True, swiglu_limits=[0.0] * 43 + [7.0, 7.0, 0.0, 0.0, 0.0],
+            swiglu_limits_shared=[0.0] * 44 + [16.0, 0.0, 0.0, 0.0], num_nextn_predict_layers=3,
+        ).items() if key != "num_key_value_heads"},
+        196_956_130_368, 262144, [None, 512, 512, 512],
     ),
     "ERNIE-4.5-21B-A3B": (
         shape("Ernie4_5_MoeForCausalLM", 103424, 2560, 12288, 28, 20, 4, 131072, moe_num_experts=64, moe_k=6,

@@ -10,7 +10,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from tests.checkpoints import edit_config, make_tiny
+from tests.checkpoints import TINY, edit_config, make_tiny
 
 _INTERNLM2 = {
     "model.embed_tokens": "model.tok_embeddings",
@@ -38,7 +38,8 @@ _EXAONE = {
 
 def make_renamed(directory: Path, architecture: str, like: str, shape: Mapping[str, Any]) -> tuple[Path, Path]:
     """The checkpoint, and that of the class `like` which has the same logits."""
-    reference = make_tiny(directory / "like", like, **shape)
+    whole = {"text_config": TINY | shape, "vision_config": _TOWER} if "Conditional" in like else shape
+    reference = make_tiny(directory / "like", like, **whole)
     own = directory / "own"
     own.mkdir()
     tensors = load_file(reference / "model.safetensors")
@@ -70,9 +71,23 @@ def _internlm2(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
 
 _TENSORS: dict[str, Callable[[dict[str, Tensor]], dict[str, Tensor]]] = {
     "InternLM2ForCausalLM": _internlm2,
+    "Step3p5ForCausalLM": lambda tensors: {
+        name.replace("model.language_model.", "model."): tensor
+        for name, tensor in tensors.items()
+        if not name.startswith(("vision_model.", "vit_large_projector."))
+    },
     "ExaoneForCausalLM": lambda tensors: _with_names(tensors, _EXAONE),
 }
-_CONFIG: dict[str, dict[str, Any]] = {
+
+
+def _text_alone(config: dict[str, Any]) -> None:
+    config.update(config.pop("text_config"))
+    del config["vision_config"]
+
+
+_TOWER = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "image_size": 56, "mlp_ratio": 1.0}
+_CONFIG: dict[str, dict[str, Any] | Callable[[dict[str, Any]], None]] = {
+    "Step3p5ForCausalLM": _text_alone,
     "InternLM2ForCausalLM": {"bias": False},
     "InternLM3ForCausalLM": {"bias": False, "qkv_bias": True},
     "ExaoneForCausalLM": {"num_layers": 3, "activation_function": "silu", "layer_norm_epsilon": 1e-6},

@@ -232,6 +232,16 @@ ROWS: dict[str, dict[str, Any]] = {
         "moe_intermediate_size": 24,
     },
     "Qwen3_5MoeForCausalLM": _DELTA | _MIXTURE | {"num_experts": 8, "shared_expert_intermediate_size": 20},
+    "MiniMaxForCausalLM": _FEW_EXPERTS
+    | {
+        "num_hidden_layers": 4,
+        "layer_types": ["linear_attention", "full_attention", "linear_attention", "linear_attention"],
+        "block_size": 16,
+        "linear_attn_alpha_factor": 1.3,
+        "full_attn_alpha_factor": 0.8,
+        "mlp_alpha_factor": 1.1,
+        "rope_parameters": {"rope_type": "default", "rope_theta": 1e4},
+    },
     "GptOssForCausalLM": {
         "num_local_experts": 4,
         "num_experts_per_tok": 2,
@@ -506,6 +516,25 @@ ROWS: dict[str, dict[str, Any]] = {
         "layer_types": ["full_attention", "sliding_attention", "full_attention", "sliding_attention"],
         "mlp_layer_types": ["dense", "sparse", "sparse", "sparse"],
         "routed_scaling_factor": 2.5,
+    },
+    "Step3p5ForCausalLM": _WINDOW
+    | {
+        "like": "Step3p7ForConditionalGeneration",
+        "head_dim": 16,
+        "num_sliding_attention_heads": 8,
+        "n_routed_experts": 8,
+        "num_experts_per_tok": 3,
+        "moe_intermediate_size": 24,
+        "share_expert_dim": 40,
+        "moe_router_scaling_factor": 1.7,
+        "layer_types": ["full_attention", "sliding_attention", "full_attention", "sliding_attention"],
+        "mlp_layer_types": ["dense", "sparse", "sparse", "sparse"],
+        "swiglu_limits": [0.0, 0.0, 0.3, 0.5],
+        "swiglu_limits_shared": [0.2, 0.0, 0.0, 0.4],
+        "rope_parameters": {
+            "full_attention": LLAMA3_ROPE | {"partial_rotary_factor": 0.5},
+            "sliding_attention": {"rope_type": "default", "rope_theta": 1e4},
+        },
     },
     "LagunaForCausalLM": _WINDOW
     | _MIXTURE

@@ -15,7 +15,8 @@ class Activation:
             `swigluoai` for gate · σ(alpha · gate) · (up + 1), as gpt-oss has it, or `relu2` for max(up, 0)² (So et al.
             2021, Primer), which takes no gate.
         alpha: Factor of the gate within σ; 1 for `silu`.
-        limit: Gates are at most this, and ups between this and its negative; None: there is no limit.
+        limit: Gates are at most this, and ups between this and its negative; None: there is no limit. With `silu` it
+            bounds silu(gate), as in Step 3.5.
     """
 
     kind: Literal["silu", "gelu", "swigluoai", "relu2"] = "silu"

@@ -7,14 +7,12 @@ from __future__ import annotations
 
 import os
 import signal
-import subprocess
-import sys
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Protocol
 
 import msgspec
 
+from quire.foundation.processes.begun_process import BegunProcess, close_all
 from quire.foundation.processes.launch import LaunchConfig, Report, StatusReport
 from quire.foundation.processes.orders import Order
 from quire.foundation.processes.pipe_lines import LineReader, LineWriter, decoded
@@ -63,36 +61,6 @@ class Child(Protocol):
         ...
 
 
-class BegunProcess:
-    """A running `python -m module` that has no launch configuration yet: it can import what it needs meanwhile, and
-    ends if it gets none. `inherited` are the descriptors that it inherits."""
-
-    def __init__(self, module: str, inherited: Sequence[int] = (), output: int | None = None) -> None:
-        self.module = module
-        launch_read, self.launch_write = os.pipe()
-        self.report_read, report_write = os.pipe()
-        lifeline_read, self.lifeline = os.pipe()
-        command = [sys.executable, "-m", module]
-        command += ["--launch-fd", str(launch_read), "--report-fd", str(report_write)]
-        command += ["--lifeline-fd", str(lifeline_read)]
-        # A session of its own: Ctrl-C reaches the supervisor alone, which then drains in order.
-        self.process = subprocess.Popen(
-            command,
-            pass_fds=[launch_read, report_write, lifeline_read, *inherited],
-            stdin=subprocess.DEVNULL,
-            stdout=output,
-            stderr=output,
-            start_new_session=True,
-        )
-        _close(launch_read, report_write, lifeline_read)
-
-    def end(self) -> None:
-        """End it at once, if nothing was made of it."""
-        self.process.kill()
-        self.process.wait()
-        _close(self.launch_write, self.report_read, self.lifeline)
-
-
 class ChildProcess:
     """A running `python -m module`; see Child for its attributes and methods.
 
@@ -114,7 +82,7 @@ class ChildProcess:
         begun = begun or BegunProcess(module, launch.inherited_fds, output)
         self._process, self.report_fd, self._lifeline = begun.process, begun.report_read, begun.lifeline
         self.pid_fd = os.pidfd_open(self._process.pid)
-        _close(orders_read)
+        close_all(orders_read)
         launching = LineWriter(begun.launch_write)
         launching.send(msgspec.json.encode(launch))
         launching.end()
@@ -174,16 +142,9 @@ class ChildProcess:
             return
         self._closed = True
         self._reports.close()
-        _close(self.pid_fd, self._lifeline)
+        close_all(self.pid_fd, self._lifeline)
         if self._orders is not None:
             self._orders.close()
-
-
-def _close(*descriptors: int) -> None:
-    """Close descriptors; negative ones stand for none."""
-    for fd in descriptors:
-        if fd >= 0:
-            os.close(fd)
 
 
 def process_state(pid: int) -> str:

@@ -34,6 +34,7 @@ from quire.models.families import (
     llama4,
     mamba,
     mimo,
+    minimax,
     ministral,
     modernbert,
     moe,
@@ -44,6 +45,7 @@ from quire.models.families import (
     qwen,
     renamed,
     speech,
+    step,
     zamba2,
 )
 from quire.models.families.family import Family
@@ -78,10 +80,12 @@ _GROUPS = (
     lfm2,
     mamba,
     mimo,
+    minimax,
     ministral,
     moe,
     olmo,
     renamed,
+    step,
     zamba2,
 )
 FAMILIES: dict[str, Family] = {name: family for group in _GROUPS for name, family in group.FAMILIES.items()}
@@ -134,6 +138,7 @@ WRAPPERS = (
     "Qwen3_5ForConditionalGeneration",
     "Qwen3_5MoeForConditionalGeneration",
     "SmolVLMForConditionalGeneration",
+    "Step3p7ForConditionalGeneration",
     "VideoLlama3ForConditionalGeneration",
     "VideoLlavaForConditionalGeneration",
     "VipLlavaForConditionalGeneration",
@@ -205,6 +210,7 @@ TEXT_MODELS: dict[str, TextModel] = {
     "qwen3_vl_moe_text": TextModel(
         "Qwen3MoeForCausalLM", _sizes(2048, 5632, 24, 16, 16, 151936) | _QWEN3_VL | _QWEN3_VL_EXPERTS
     ),
+    "step3p5": TextModel("Step3p5ForCausalLM", _sizes(4096, 11264, 45, 64, 8, 128815)),
     "qwen3_moe": TextModel("Qwen3MoeForCausalLM", _sizes(2048, 6144, 24, 32, 4, 151936)),
 }
 """Text models by the `model_type` of their `text_config`."""

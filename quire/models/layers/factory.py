@@ -37,7 +37,7 @@ from quire.models.layers.mixture import (
     Router,
     WeightedInput,
 )
-from quire.models.layers.mlp import GATED, MLP, PLAIN, XIELU, Experts
+from quire.models.layers.mlp import GATED, MLP, PLAIN, XIELU, Experts, LimitedSilu
 from quire.models.layers.norm import RMS, LayerNorm, RMSNorm
 from quire.models.layers.qk_norm import QKNorm
 from quire.models.layers.qkv_layout import QkvLayout, spans_of
@@ -186,10 +186,12 @@ class LayerFactory:
         activation: str,
         *,
         up_first: bool = False,
+        limited: bool = False,
     ) -> Projection:
         """Build the gate and up projections of an MLP `width` wide as one product, however they are stored.
 
-        One projection has gate before up, or up before gate (`up_first`).
+        One projection has gate before up, or up before gate (`up_first`). Where the MLP is `limited`, the activation is
+        no part of the product.
         """
         if up_first:
             (name,), own = names, self._mesh.part(width)
@@ -197,7 +199,9 @@ class LayerFactory:
             whole, part = (LinearShape(names, (rows,), columns) for rows in (cut.whole, _size(cut)))
             return self._adapted(part, bias, LinearPart(whole, {name: cut}))
         parts = _by_module(names, (Outputs(width), Outputs(width)))
-        return self._column_parallel(names, parts, columns, bias, gated=GATED[activation] == "silu_and_mul")
+        return self._column_parallel(
+            names, parts, columns, bias, gated=GATED[activation] == "silu_and_mul" and not limited
+        )
 
     def whole(self, name: str, rows: int, columns: int, bias: bool) -> Projection:
         """Build a small product that every rank computes whole, and adapters do not change: its rows may be others than
@@ -346,9 +350,19 @@ class LayerFactory:
             device=self.options.device.type,
         )
 
-    def gated_mlp(self, gate_up: Projection, down: Callable[[Tensor], Delta], width: int, activation: str) -> MLP:
+    def gated_mlp(
+        self,
+        gate_up: Projection,
+        down: Callable[[Tensor], Delta],
+        width: int,
+        activation: str,
+        limit: float | None = None,
+    ) -> MLP:
         """Build an MLP with a gate; `gate_up` returns gate and up, side by side."""
-        return MLP(gate_up, down, self._mesh.part(width).count, GATED[activation], self.options)
+        own = self._mesh.part(width).count
+        if limit is None:
+            return MLP(gate_up, down, own, GATED[activation], self.options)
+        return MLP(gate_up, down, own, "limited", self.options, LimitedSilu(limit))
 
     def plain_mlp(self, name: str, up: Projection, down: Callable[[Tensor], Delta], width: int, activation: str) -> MLP:
         """Build an MLP without a gate; the parameters of an activation that has some have names behind `name`."""
@@ -414,12 +428,13 @@ class LayerFactory:
         """Build the expert of all tokens; a sum over ranks that is made of the others has its own in it."""
         mlp, is_summed = spec.mlp, self._engines is not None
         if mlp.gated:
-            up = self.gate_up(names.shared_up, mlp.width, mlp.hidden, mlp.bias, mlp.activation)
+            limited = mlp.limit is not None
+            up = self.gate_up(names.shared_up, mlp.width, mlp.hidden, mlp.bias, mlp.activation, limited=limited)
         else:
             up = self.column_parallel(names.shared_up, (mlp.width,), mlp.hidden, mlp.bias)
         down = self.row_parallel(names.shared_down, mlp.hidden, mlp.width, mlp.bias, is_summed=is_summed)
         gate = self._adapted(LinearShape((names.shared_gate,), (1,), mlp.hidden), bias=False) if spec.gated else None
-        build = self.gated_mlp if mlp.gated else partial(self.plain_mlp, "")
+        build = partial(self.gated_mlp, limit=mlp.limit) if mlp.gated else partial(self.plain_mlp, "")
         shared = build(up, down, mlp.width, mlp.activation)
         return BesideSharedExpert(experts, shared, gate, spec.factor, self.options)
 

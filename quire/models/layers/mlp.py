@@ -71,6 +71,18 @@ class MLP:
         return self._down(hidden)
 
 
+class LimitedSilu:
+    """out = min(silu(gate), limit) · up; ups are between the limit and its negative (StepFun 2026, "Step 3.5")."""
+
+    def __init__(self, limit: float) -> None:
+        self._limit = limit
+
+    def __call__(self, x: Tensor, out: Tensor) -> None:
+        """Write the activation of x [tokens, 2 · width], which has gate, then up, to out [tokens, width]."""
+        gate, up = x.chunk(2, dim=-1)
+        torch.mul(F.silu(gate).clamp_(max=self._limit), up.clamp(-self._limit, self._limit), out=out)
+
+
 class XIELU:
     """The activation xIELU, whose parameters each layer has for itself, under `name` in the checkpoint."""
 

@@ -10,7 +10,6 @@ from typing import Any
 from quire.errors import CheckpointError
 from quire.models.config_file import ConfigFile, processor_settings
 from quire.models.vision.module_spec import ModuleVisionSpec
-from quire.models.vision.modules import read_modules
 from quire.models.vision.pixel_settings import CHANNELS, PixelValues
 
 _LLAVA = "LlavaForConditionalGeneration"
@@ -208,7 +207,11 @@ def read_vision(directory: Path) -> VisionSpec | None:
         if name in names:
             return _qwen(fields, tower, processor_settings(directory, "image_processor"), gated=name == _QWEN25)
     clip = _clip(fields, tower, processor_settings(directory, "image_processor")) if _LLAVA in names else None
-    return clip or read_modules(directory, names)
+    if clip is not None:
+        return clip
+    from quire.models.vision.modules import read_modules  # the specs of all models, which no model of text wants
+
+    return read_modules(directory, names)
 
 
 def _clip(fields: ConfigFile, tower: Mapping[str, Any], settings: Mapping[str, Any]) -> ClipSpec | None:

@@ -18,8 +18,8 @@ if TYPE_CHECKING:
 _BARE = {"embed_tokens.weight": "model.", "wte.weight": "transformer."}
 """By a name that a bare decoder's checkpoint has, the prefix that its names lack."""
 _EMBEDDING, _GPT2_EMBEDDING = (prefix + bare for bare, prefix in _BARE.items())
-_STACKED = re.compile(r"^(.+\.experts\.)(gate_up|up|down)_proj(?:_(blocks|scales|bias))?$")
-_PARTS = {"gate_up": ("gate", "up"), "up": ("up",), "down": ("down",)}
+_STACKED = re.compile(r"^(.+\.experts\.)(gate_up|gate|up|down)_proj(?:_(blocks|scales|bias))?$")
+_PARTS = {"gate_up": ("gate", "up"), "gate": ("gate",), "up": ("up",), "down": ("down",)}
 _ALL_PARTS = ("gate", "up", "down")
 _DIMENSIONS = {"weight": 3, "blocks": 4, "scales": 3, "bias": 2}
 _RENAMED = (

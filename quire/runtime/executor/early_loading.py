@@ -13,11 +13,13 @@ import sys
 import threading
 from pathlib import Path
 
-from quire.foundation.config import environment
+from quire.foundation.processes import late_meta_kernels
 
 
-def begin_loading() -> None:
+def begin_loading(*, meta_kernels: bool = True) -> None:
     """Begin to load torch's largest library, and return at once. If there is none, importing torch reports that.
+
+    Without `meta_kernels`, torch is imported without those for the meta device: see late_meta_kernels.py.
 
     The linker's lock is held all the time, so modules with libraries of their own wait. numpy has most of them, and is
     imported before.
@@ -26,7 +28,11 @@ def begin_loading() -> None:
 
     if "torch" in sys.modules or (library := _library()) is None:
         return
+    from quire.foundation.config import environment  # a twentieth of a second, for which an early engine is not to wait
+
     environment.limit_openmp_spinning()
+    if not meta_kernels:
+        late_meta_kernels.leave_out()
     threading.Thread(target=_load, args=(library,), name="torch-library", daemon=True).start()
 
 

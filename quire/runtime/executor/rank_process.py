@@ -117,7 +117,7 @@ def main(launch: LaunchConfig, report: SendReport) -> None:
     if on_gpu:
         environment.show_gpu_of_rank_first(own.rank, mesh.size)
         environment.prepare_nccl()
-    begin_loading()
+    begin_loading(meta_kernels=False)
     channel = EngineChannel(own)
     if on_gpu:
         from quire.runtime.executor.gpu_rank import GpuRank

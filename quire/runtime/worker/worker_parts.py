@@ -20,6 +20,7 @@ from quire.compute.mesh import Mesh
 from quire.errors import ConfigError
 from quire.foundation.config import Config
 from quire.foundation.messages.workers import AdapterLoaded
+from quire.foundation.processes import late_meta_kernels
 from quire.logits_processors import load_processors
 from quire.models.audio.encoder import SpeechEncoder
 from quire.models.fallback.rows_only import RowsOnly
@@ -127,6 +128,8 @@ class WorkerParts:
     def slot_table(self, spec: ModelSpec) -> SlotTable:
         """Make a slot table for all sequences that may run at a time."""
         limits, size = self.limits, self._config.cache.block_size
+        if self._config.model.logits_processors:
+            late_meta_kernels.load()
         processors = load_processors(self._config.model.logits_processors)
         blocks, groups = -(-limits.length // size), len(spec.kv_groups())
         return SlotTable(

@@ -34,7 +34,7 @@ class Modules:
     """The modules that the processes run, as `python -m` takes them."""
 
     engine: str = "quire.engine.start"
-    api: str = "quire.serving.api_server"
+    api: str = "quire.serving.start"
 
 
 MODULES = Modules()

@@ -128,8 +128,11 @@ def test_biases_and_activations(dtype: torch.dtype, activation: Activation, widt
             both = gate_up[number].double() @ x[token].double() + of_gate_up[number].double()
             gate, up = both.chunk(2) if activation.products == 2 else (both, both.relu())
             limit = activation.limit or math.inf
-            gate, up = gate.clamp(max=limit), up.clamp(-limit, limit) + (activation.kind == "swigluoai")
-            gated = gate * torch.sigmoid(activation.alpha * gate)
+            up = up.clamp(-limit, limit) + (activation.kind == "swigluoai")
+            gated = (gate * torch.sigmoid(gate)).clamp(max=limit)
+            if activation.kind == "swigluoai":
+                gate = gate.clamp(max=limit)
+                gated = gate * torch.sigmoid(activation.alpha * gate)
             if activation.kind == "gelu":
                 gated = torch.nn.functional.gelu(gate, approximate="tanh")
             if activation.kind == "relu2":

@@ -25,7 +25,10 @@ def activated(x: Tensor, activation: Activation) -> Tensor:
         return F.silu(gate).mul_(up)
     wide, other, limit = gate.float(), up.float(), activation.limit
     if limit is not None:
-        wide, other = wide.clamp(max=limit), other.clamp(-limit, limit)
+        other = other.clamp(-limit, limit)
+        if activation.kind == "silu":
+            return (F.silu(wide).clamp(max=limit) * other).to(gate.dtype)
+        wide = wide.clamp(max=limit)
     if activation.kind == "gelu":
         return (F.gelu(wide, approximate="tanh") * other).to(gate.dtype)
     return (wide * torch.sigmoid(activation.alpha * wide) * (other + activation.added)).to(gate.dtype)

@@ -25,6 +25,7 @@ from quire.media.fetch import MediaAccess
 from quire.media.model_audio import ModelAudio, load_model_audio
 from quire.media.model_images import ImageSettings
 from quire.media.model_media import ModelMedia, load_model_media
+from quire.media.model_sounds import load_model_sounds
 from quire.serving.api.large_requests.readers import (
     Answer,
     CheckBody,
@@ -57,13 +58,14 @@ _TRIMMED = 2**20
 
 def main(connection: socket.socket) -> None:
     """Do the tasks that come, until the process is killed."""
-    os.nice(NICENESS)
     resource.setrlimit(resource.RLIMIT_AS, (ADDRESS_SPACE, ADDRESS_SPACE))
     environment.encode_in_one_thread()
     channel = Channel[Answer, Setup | Task](connection, cast(type[Setup | Task], Setup | Task))
     setup = channel.receive(None)
     assert isinstance(setup, Setup)
     reader = Reader(setup.config)
+    reader.load_processors()
+    os.nice(NICENESS)
     channel.send(Answer())  # ready
     while True:
         task = channel.receive(None)
@@ -83,6 +85,12 @@ class Reader:
     def __init__(self, config: Config) -> None:
         self._config = config
         self._media_by_settings: dict[tuple[str, str], ModelMedia] = {}
+
+    def load_processors(self) -> None:
+        """Load what takes seconds before the first sound can be read. No request waits for a process of low priority to
+        do it."""
+        if load_model_sounds(self._config) is not None and self._media.sounds is not None:
+            self._media.sounds.load_processor()
 
     def answer(self, task: Task) -> Answer:
         try:

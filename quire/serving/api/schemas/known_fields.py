@@ -137,13 +137,13 @@ def optional(description: str) -> Any:
 class Body(BaseModel):
     """A request's body. `served_fields` knows which fields it may have beside its own."""
 
-    model_config = ConfigDict(strict=True, protected_namespaces=())
+    model_config = ConfigDict(strict=True, protected_namespaces=(), defer_build=True)
 
 
 class Part(BaseModel):
     """An object in a body, with no fields but its own."""
 
-    model_config = ConfigDict(strict=True, extra="forbid", protected_namespaces=())
+    model_config = ConfigDict(strict=True, extra="forbid", protected_namespaces=(), defer_build=True)
 
 
 @dataclass(frozen=True)

@@ -197,7 +197,8 @@ struct Mixture {
     int64_t gate_up_size, down_size;   // elements of one
     int64_t count, hidden, width;
     bool fused;                        // whether gates are applied as products are written, which only silu is
-    float alpha, added, limit;         // of the activation: gate · σ(alpha · gate) · (up + added), both within the limit;
+    float alpha, added, limit;         // of the activation: gate · σ(alpha · gate) · (up + added), both within the limit,
+                                       // which bounds gate · σ(gate) instead of the gate if nothing is added;
                                        // alpha 0 stands for gelu(gate) · (up + added), -1 for max(up, 0)² without gates
     const T *gate_up_bias, *down_bias;  // [count, inner()], [count, hidden], or none
 
@@ -231,9 +232,11 @@ void activate(const Mixture<T>& m, const T* x, int64_t rows, T* y) {
         for (int64_t c = 0; c < m.width; c += W) {
             int left = int(std::min<int64_t>(W, m.width - c));
             vf gate = load(gates + c, left), up = load(ups + c, left);
-            gate = smaller(gate, most), up = larger(smaller(up, most), least);
+            up = larger(smaller(up, most), least);
+            if (m.added != 0.0f) gate = smaller(gate, most);
             vf share = m.alpha == 0.0f ? gelu(gate)
                                        : div(gate, add(all(1.0f), exponential(mul(gate, all(-m.alpha)))));
+            if (m.added == 0.0f) share = smaller(share, most);
             store(y + row * m.width + c, mul(share, add(up, all(m.added))), left);
         }
     });

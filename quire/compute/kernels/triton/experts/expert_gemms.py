@@ -557,8 +557,12 @@ def constants_of(activation: Activation) -> dict[str, str | float]:
 def activated(gate, up, KIND: tl.constexpr, ALPHA: tl.constexpr, LIMIT: tl.constexpr):
     """Return the activation of gates and ups, as kernels/activations.py has it."""
     if LIMIT > 0:
-        gate, up = tl.minimum(gate, LIMIT), tl.minimum(tl.maximum(up, -LIMIT), LIMIT)
-    if KIND == "swigluoai":
+        up = tl.minimum(tl.maximum(up, -LIMIT), LIMIT)
+        if KIND != "silu":
+            gate = tl.minimum(gate, LIMIT)
+    if KIND == "silu" and LIMIT > 0:
+        values = tl.minimum(gate * tl.sigmoid(gate), LIMIT) * up
+    elif KIND == "swigluoai":
         values = gate * tl.sigmoid(ALPHA * gate) * (up + 1.0)
     elif KIND == "gelu":  # (1 + tanh(x)) / 2 is σ(2 x)
         values = gate * tl.sigmoid(1.5957691216057308 * (gate + 0.044715 * gate * gate * gate)) * up

@@ -353,7 +353,8 @@ def write_gated(
         gate += gl.load(of_pairs, mask=adapted, other=0.0).to(gl.float32)
         up += gl.load(of_pairs + MADE, mask=adapted, other=0.0).to(gl.float32)
     if LIMIT > 0:
-        gate = gl.minimum(gate, LIMIT)
+        if KIND != "silu":
+            gate = gl.minimum(gate, LIMIT)
         up = gl.minimum(gl.maximum(up, -LIMIT), LIMIT)
     if KIND == "swigluoai":
         made = gate * (up + 1.0) / (1.0 + gl.exp2(gate * (-1.4426950408889634 * ALPHA)))
@@ -361,7 +362,10 @@ def write_gated(
         inner = 1.5957691216057308 * (gate + 0.044715 * gate * gate * gate)
         made = gate * up / (1.0 + gl.exp2(inner * -1.4426950408889634))
     else:
-        made = gate * up / (1.0 + gl.exp2(gate * -1.4426950408889634))
+        made = gate / (1.0 + gl.exp2(gate * -1.4426950408889634))
+        if LIMIT > 0:
+            made = gl.minimum(made, LIMIT)
+        made *= up
     if SORTED:
         column = n // 32 * 32 + n % 8 // 2 * 8 + n % 32 // 8 * 2 + n % 2  # (l, s, c, e) is at (s, c, l, e)
         to = y + m.to(gl.int64)[None, :] * MADE + column[:, None]
