@@ -7,7 +7,7 @@
 
 `instances` holds each instance of a schema against the grammar that Quire makes of it, and against the check of the
 finished value where the grammar does not enforce everything: an invalid one that passes both is a fault, unless the
-check of the whole schema says that only a format is at fault that is an annotation here (`regex`, say). `server` asks
+check of the whole schema says that only a format is at fault that JSON Schema does not have. `server` asks
 for 60 schemas of each data set without `strict`; an answer that ends with `stop` and is not valid, or a 5xx, is one.
 """
 

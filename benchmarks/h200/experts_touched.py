@@ -37,7 +37,8 @@ class Counter:
     def __call__(self, logits: Tensor, *rest: object) -> tuple[Tensor, Tensor]:
         weights, numbers = self._route(logits, *rest)
         touched = torch.zeros(logits.shape[1], dtype=torch.int64, device=logits.device)
-        touched.index_fill_(0, numbers.flatten().long(), 1)
+        known = numbers.flatten().long().clamp(0, logits.shape[1] - 1)  # kernels are first run before there are weights
+        touched.index_fill_(0, known, 1)
         self._counts[0] += touched.sum()
         self._counts[1] += 1
         return weights, numbers

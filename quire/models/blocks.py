@@ -133,6 +133,24 @@ class SumNormBlock:
         return Stream(self._mlp_norm(x, self._mlp(x)), None)
 
 
+class NormedStreamBlock:
+    """x = norm(x); x = a x + attention(x); x = norm(x); x = b x + mlp(x), as in MiniMax-01 (MiniMax 2025)."""
+
+    def __init__(self, spec: ModelSpec, build: LayerFactory, layer: int) -> None:
+        kind, (before_attention, before_mlp) = spec.layers[layer].norms, norm_names(spec, layer)
+        self._kept = kind.kept
+        self._attention = build_mixer(spec, build, layer)
+        self._attention_norm = build.stream_norm(before_attention, spec.hidden, kind)
+        self._mlp = build_mlp(spec, build, layer)
+        self._mlp_norm = build.stream_norm(before_mlp, spec.hidden, kind)
+
+    def __call__(self, x: Tensor, delta: Delta | None, angles: Angles | None, attention: AttentionBackend) -> Stream:
+        normed = self._attention_norm(x, delta)
+        x = normed * self._kept[0]
+        normed = self._mlp_norm(x, self._attention(normed, angles, attention))
+        return Stream(normed * self._kept[1], self._mlp(normed))
+
+
 class OnePartBlock:
     """x += part(norm(x)), where the part is a mixer or an MLP, as in Mamba and Nemotron-H."""
 
@@ -158,6 +176,7 @@ _BLOCKS: dict[str, Callable[[ModelSpec, LayerFactory, int], Block]] = {
     "parallel": ParallelBlock,
     "on sums": SumNormBlock,
     "alone": OnePartBlock,
+    "on normed": NormedStreamBlock,
     "before, with cross": CrossBlock,
 }
 

@@ -552,8 +552,10 @@ class NormSpec:
         weight, bias: Whether the norms have weights and biases; a bias is only a layer norm's.
         number: Number of norms.
         place: Where they stand: before attention and MLP, behind each, around each, before both, which run in
-            parallel, on the sums of the stream and each (`on sums`), before the layer's only part (`alone`), or before
-            attention, attention to an encoder's states, and MLP (`before, with cross`).
+            parallel, on the sums of the stream and each (`on sums`), before the layer's only part (`alone`), before
+            attention, attention to an encoder's states, and MLP (`before, with cross`), or before each, which add to
+            what is normed (`on normed`).
+        kept: Factors of what is normed, where attention and MLP add to it.
     """
 
     kind: Literal["rms", "layer"]
@@ -562,7 +564,10 @@ class NormSpec:
     number: int = 1
     weight: bool = True
     bias: bool = False
-    place: Literal["before", "behind", "around", "parallel", "on sums", "alone", "before, with cross"] = "before"
+    place: Literal["before", "behind", "around", "parallel", "on sums", "alone", "before, with cross", "on normed"] = (
+        "before"
+    )
+    kept: tuple[float, float] = (1.0, 1.0)
 
     def weights(self, hidden: int) -> Weights:
         """Number of weights if the stream is `hidden` wide."""

@@ -14,14 +14,14 @@ from quire.models.layers.factory import LayerFactory, Outputs
 from quire.models.layers.kimi_delta import DeltaGates, KimiDelta
 from quire.models.layers.mamba import Mamba, Selection
 from quire.models.layers.norm import RMS, RMSNorm
-from quire.models.layers.recurrent import GatedDelta, Mamba2, NoMixer, Parameters, Products, ShortConv, Sum
-from quire.models.recurrent_spec import GatedDeltaSpec, KimiDeltaSpec, NoMixerSpec, ShortConvSpec
+from quire.models.layers.recurrent import GatedDelta, Lightning, Mamba2, NoMixer, Parameters, Products, ShortConv, Sum
+from quire.models.recurrent_spec import GatedDeltaSpec, KimiDeltaSpec, LightningSpec, NoMixerSpec, ShortConvSpec
 from quire.models.spec import ModelSpec
 from quire.models.state_space_spec import Mamba2Spec, MambaSpec
 from quire.models.weights.checkpoint import WeightSpec
 from quire.models.weights.shards import Cut
 
-Recurrent = ShortConv | Mamba | Mamba2 | GatedDelta | KimiDelta | NoMixer
+Recurrent = Lightning | ShortConv | Mamba | Mamba2 | GatedDelta | KimiDelta | NoMixer
 
 
 def build_recurrent(spec: ModelSpec, build: LayerFactory, layer: int) -> Recurrent:
@@ -34,6 +34,8 @@ def build_recurrent(spec: ModelSpec, build: LayerFactory, layer: int) -> Recurre
     match own:
         case ShortConvSpec():
             return _short_conv(own, build, name, number)
+        case LightningSpec():
+            return _lightning(own, build, name, number)
         case MambaSpec():
             return _mamba(own, build, name, number)
         case Mamba2Spec():
@@ -57,6 +59,23 @@ def _short_conv(own: ShortConvSpec, build: LayerFactory, name: str, number: int)
     out = build.row_parallel(f"{name}.out_proj", own.outputs, c, own.bias)
     parameters = build.remember(Parameters(specs, dict.fromkeys(specs, part), build.options))
     return ShortConv(own.divided(build.ranks), Products(number, into, out), parameters, build.options.device.type)
+
+
+def _lightning(own: LightningSpec, build: LayerFactory, name: str, number: int) -> Lightning:
+    width, heads, part = own.head_dim, (own.heads, own.head_dim), build.part(own.heads)
+    numbers = range(part.start, part.start + part.count)
+    # A head's queries, keys and values lie side by side; a state space takes values, then keys, then queries.
+    spans = tuple(Span((3 * head + at) * width, width) for at in (2, 1, 0) for head in numbers)
+    cut = Cut(3 * own.inner, spans)
+    into = build.rows_of({f"{name}.qkv_proj": cut}, own.inputs, bias=False)
+    gate = build.rows_of({f"{name}.output_gate": _cut(build, heads)}, own.inputs, bias=False)
+    out = build.row_parallel(f"{name}.out_proj", own.outputs, Outputs(*heads), bias=False)
+    specs = {"norm": WeightSpec(f"{name}.norm.weight", (own.inner,))}
+    parameters = build.remember(Parameters(specs, {"norm": _cut(build, heads)}, build.options))
+    rates, summed = build.slopes(own.rates), Sum(build.collectives, own.inner) if build.ranks > 1 else None
+    assert rates is not None
+    divided = own.divided(build.ranks)
+    return Lightning(divided, Products(number, into, out), gate, rates, parameters, build.options.device.type, summed)
 
 
 def _mamba(own: MambaSpec, build: LayerFactory, name: str, number: int) -> Mamba:

@@ -214,5 +214,62 @@ class KimiDeltaSpec(GatedDeltaSpec):
         return self.channels, sum(self.gates), self.channels, *made, self.inner
 
 
-RecurrentSpec = ShortConvSpec | MambaSpec | Mamba2Spec | GatedDeltaSpec | KimiDeltaSpec
+@dataclass(frozen=True)
+class LightningSpec(Stateful):
+    """Linear attention whose states decay at a fixed rate for each head (MiniMax 2025, "MiniMax-01", section 2.2).
+
+    Attributes:
+        heads: Number of heads.
+        head_dim: Width of a head.
+        rates: For each head of the undivided layer, the logarithm of what a token keeps of a state, which is below 0.
+        eps: Added to the mean squares of the output's norm.
+    """
+
+    heads: int
+    head_dim: int
+    rates: tuple[float, ...]
+    eps: float = 1e-6
+
+    @property
+    def on_a_gpu(self) -> bool:
+        """Whether the layer is known to run on GPUs: it is not yet."""
+        return False
+
+    @property
+    def inner(self) -> int:
+        """Width of all heads."""
+        return self.heads * self.head_dim
+
+    def weights(self) -> Weights:
+        return Weights(self.inputs * 4 * self.inner + self.inner * self.outputs, self.inner)
+
+    def state_form(self) -> tuple[Plane, ...]:
+        """Return the tensors of one sequence's state: the states of heads."""
+        return (Plane("states", (self.heads, self.head_dim, self.head_dim), "float32"),)
+
+    @property
+    def adapted_projections(self) -> tuple[tuple[int, int], ...]:
+        """Inputs and outputs of each projection that adapters may change."""
+        return (self.inputs, 3 * self.inner), (self.inputs, self.inner), (self.inner, self.outputs)
+
+    @property
+    def buffers(self) -> tuple[int, ...]:
+        """Elements of a token in each of the buffers that the layer holds at once."""
+        return 3 * self.inner, self.inner, self.inner
+
+    @property
+    def gpu_elements(self) -> int:
+        """Elements of a token that the layer holds at once on a GPU."""
+        return sum(self.buffers)
+
+    def divides(self, size: int) -> bool:
+        """Whether the heads can be divided over `size` ranks."""
+        return self.heads % size == 0
+
+    def divided(self, size: int) -> LightningSpec:
+        """Return the part of one of `size` ranks."""
+        return replace(self, heads=self.heads // size)
+
+
+RecurrentSpec = LightningSpec | ShortConvSpec | MambaSpec | Mamba2Spec | GatedDeltaSpec | KimiDeltaSpec
 """Mixers that keep a state of each sequence."""

@@ -148,8 +148,11 @@ class ModelSpec:
 
     @property
     def on_cpus_alone(self) -> bool:
-        """Whether GPUs lack the kernels of a layer that keeps states."""
-        return any(isinstance(layer.mixer, Stateful) and not layer.mixer.on_a_gpu for layer in self.layers)
+        """Whether GPUs lack the kernels of a layer: of one that keeps states, or has experts without gates."""
+        mixers, mlps = ([getattr(layer, part) for layer in self.layers] for part in ("mixer", "mlp"))
+        return any(isinstance(mixer, Stateful) and not mixer.on_a_gpu for mixer in mixers) or any(
+            isinstance(mlp, MixtureSpec) and mlp.activation.products == 1 for mlp in mlps
+        )
 
     def state_bytes(self, dtype: str) -> int:
         """Return the bytes of one sequence's state, in all layers. `dtype` is config.json's name of the model's."""
@@ -248,7 +251,7 @@ class ModelSpec:
                 names = (*names, *modules.qkv[1:], modules.key_norm, "self_attn.v_norm")
             if layer.cross is not None:
                 names = (*names, *modules.cross_qkv[1:])
-            in_layers += [f"{self.layer_name(number)}.{name}." for name in names]
+            in_layers += [f"{self.layer_name(number)}.{name}" for name in names]
         return (*modules.unread, *in_layers)
 
     @property

@@ -32,6 +32,7 @@ from quire.outputs import (
 )
 from quire.planning.step_limits import StepLimits
 from quire.pooling_params import PoolingParams, PoolingTask
+from quire.text.sequence_accumulator import SequenceAccumulator
 from quire.text.similarities import SIMILARITIES, max_sim
 
 if TYPE_CHECKING:
@@ -81,6 +82,7 @@ class PoolingMethods:
         ended = self._pool(texts, self._params(pooling_params, len(texts), pooling_task), use_tqdm, lora_request)
         return [self._output(PoolingRequestOutput, PoolingOutput(tensor_of(end)), add, end) for add, end in ended]
 
+    @rare_collection()
     def embed(
         self,
         prompts: Prompt | Sequence[Prompt],
@@ -102,11 +104,14 @@ class PoolingMethods:
         """
         options = TextOptions.of(truncate_prompt_tokens, tokenization_kwargs, prompt_name, prompt)
         texts = self._texts(prompts, options)
-        ended = self._pool(texts, self._params(pooling_params, len(texts), "embed"), use_tqdm, lora_request)
-        return [
-            self._output(EmbeddingRequestOutput, EmbeddingOutput(values_of(end).tolist()), add, end)
-            for add, end in ended
-        ]
+        made: dict[int, EmbeddingOutput] = {}
+
+        def make(sequence: SequenceAccumulator) -> None:
+            made[sequence.add.id] = EmbeddingOutput(values_of(end_of(sequence.end)).tolist())
+
+        params = self._params(pooling_params, len(texts), "embed")
+        ended = self._pool(texts, params, use_tqdm, lora_request, make)
+        return [self._output(EmbeddingRequestOutput, made[add.id], add, end) for add, end in ended]
 
     def classify(
         self,
@@ -201,9 +206,14 @@ class PoolingMethods:
 
     @rare_collection()
     def _pool(
-        self, texts: Sequence[PooledText], params: Sequence[PoolingParams], use_tqdm: bool, lora_request: Loras
+        self,
+        texts: Sequence[PooledText],
+        params: Sequence[PoolingParams],
+        use_tqdm: bool,
+        lora_request: Loras,
+        ended: Callable[[SequenceAccumulator], None] | None = None,
     ) -> list[tuple[Add, End]]:
-        """Submit all texts and wait for their vectors."""
+        """Submit all texts and wait for their vectors. `ended` is called with each while the device computes others."""
         sequences = []
         with ExitStack() as stack:
             stack.enter_context(self._local.exclusive())
@@ -212,7 +222,7 @@ class PoolingMethods:
             if bar is not None:
                 stack.enter_context(bar)
             head_start = StepLimits.of(self._local.config).tokens
-            run = stack.enter_context(OfflineRun(self._local.client, head_start, bar, self._metrics))
+            run = stack.enter_context(OfflineRun(self._local.client, head_start, bar, self._metrics, ended))
             for text, each, adapter in zip(texts, params, adapters, strict=True):
                 sequences.append(pooled_sequence(self._local, text, each, adapter=adapter))
                 run.submit(sequences[-1:])

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 from quire.engine.inprocess import InProcessClient
@@ -76,6 +76,7 @@ class OfflineRun:
             when all prompts are.
         bar: Shows how many sequences have ended; None for no bar.
         metrics: Counts sequences; None to count nothing.
+        ended: Called with each sequence that ends well, while others still run.
     """
 
     def __init__(
@@ -84,7 +85,9 @@ class OfflineRun:
         head_start: int | None = None,
         bar: ProgressBar | None = None,
         metrics: OfflineMetrics | None = None,
+        ended: Callable[[SequenceAccumulator], None] | None = None,
     ) -> None:
+        self._ended = ended
         self._metrics = metrics
         self._engine = engine
         self._head_start = head_start
@@ -136,6 +139,8 @@ class OfflineRun:
                 self._engine.send(Abort([sequence.add.id]))
             elif (error := failure_of(sequence.end)) is not None:
                 self._errors.append(error)
+            elif self._ended is not None:
+                self._ended(sequence)
             del self._open[sequence.add.id]
             if self._metrics is not None:
                 self._metrics.finish(sequence.add.id, "stop" if sequence.end is None else sequence.end.reason)

@@ -361,3 +361,25 @@ def test_what_an_engine_has_computed_outlives_it(checkpoint: Path) -> None:
         assert re.search(r"vllm:external_prefix_cache_hits_total{.*} 8\d.0", metrics), metrics
         server.signal()
         assert server.wait() == 0
+
+
+def test_what_was_computed_is_on_disk_after_a_restart(checkpoint: Path, tmp_path: Path) -> None:
+    """Whether it pays to load it is another question: either way the answer is the same."""
+    body = {"prompt": list(range(3, 93)), "max_tokens": 12, "temperature": 0, "ignore_eos": True}
+    flags = ("--port", "0", "--dtype", "float32", "--kv-offloading-size", "0.01", "--block-size", "8",
+             "--kv-disk-path", str(tmp_path / "disk"), "--kv-disk-size", "0.01")  # fmt: skip
+    texts = []
+    for life in range(2):
+        with QuireServe(str(checkpoint), *flags) as server:
+            server.wait_ready()
+            if life:
+                assert re.search(r"disk tier   1[12] blocks of .* found", server.log), server.log
+            texts.append(server.post("/v1/completions", body).json()["choices"][0]["text"])
+            deadline = time.monotonic() + JOIN_S
+            used = r'kv_disk_blocks{.*state="used"} 1[12].0'
+            while not re.search(used, httpx.get(server.url + "/metrics", timeout=60).text):
+                assert time.monotonic() < deadline, server.log
+                time.sleep(0.05)
+            server.signal()
+            assert server.wait() == 0
+    assert texts[0] == texts[1]

@@ -87,10 +87,10 @@ class ModelEngine(Engine):
         assert isinstance(self.client.receive(0), Ready)
 
     def finish_steps(self) -> None:
+        before, self._wait = self._wait, 0.01  # nothing may come of what is left
         while (counts := self.client.counts())["in_flight"] or counts["moves"]:
-            self._wait = 60.0 if counts["in_flight"] else 0.0  # nothing comes of an order alone
             self.step()
-        self._wait = 60.0
+        self._wait = before
 
 
 def make_model(directory: Path, architecture: str) -> Path:

@@ -37,6 +37,11 @@ _ARCHITECTURES = {
     "Qwen3ForCausalLM": ("qwen3", gguf.MODEL_ARCH.QWEN3),
     "Qwen3MoeForCausalLM": ("qwen3moe", gguf.MODEL_ARCH.QWEN3MOE),
     "Phi3ForCausalLM": ("phi3", gguf.MODEL_ARCH.PHI3),
+    "GemmaForCausalLM": ("gemma", gguf.MODEL_ARCH.GEMMA),
+    "GraniteForCausalLM": ("granite", gguf.MODEL_ARCH.GRANITE),
+    "Olmo2ForCausalLM": ("olmo2", gguf.MODEL_ARCH.OLMO2),
+    "SeedOssForCausalLM": ("seed_oss", gguf.MODEL_ARCH.SEED_OSS),
+    "SmolLM3ForCausalLM": ("smollm3", gguf.MODEL_ARCH.SMOLLM3),
     "Gemma2ForCausalLM": ("gemma2", gguf.MODEL_ARCH.GEMMA2),
     "Gemma3ForCausalLM": ("gemma3", gguf.MODEL_ARCH.GEMMA3),
     "BertModel": ("bert", gguf.MODEL_ARCH.BERT),
@@ -58,8 +63,14 @@ _SAME = {
     "num_experts": "expert_count",
     "num_experts_per_tok": "expert_used_count",
     "moe_intermediate_size": "expert_feed_forward_length",
+    "attention_multiplier": "attention.scale",
+    "embedding_multiplier": "embedding_scale",
+    "residual_multiplier": "residual_scale",
+    "logits_scaling": "logit_scale",
 }
 """Keys of config.json → of the metadata."""
+_ROTATED = ("Granite", "Llama", "Mistral", "Mixtral", "SmolLM3")
+"""Models whose pairs llama.cpp's converter moves."""
 _EXPERT = re.compile(r"^(model\.layers\.\d+\.(?:mlp|block_sparse_moe)\.experts)\.(\d+)\.(\w+)\.weight$")
 
 
@@ -202,7 +213,7 @@ def _turned_back(name: str, value: Array, config: dict[str, Any]) -> Array:
 
 
 def _heads(name: str, config: dict[str, Any]) -> int:
-    if config["architectures"][0] not in ("LlamaForCausalLM", "MistralForCausalLM", "MixtralForCausalLM"):
+    if config["architectures"][0].removesuffix("ForCausalLM") not in _ROTATED:
         return 0
     heads = {"q_proj": "num_attention_heads", "k_proj": "num_key_value_heads"}
     return next((int(config[key]) for part, key in heads.items() if f".{part}." in name), 0)

@@ -235,6 +235,13 @@ PUBLISHED: dict[str, tuple[dict[str, Any], int, int, list[int | None]]] = {
               num_nextn_predict_layers=1, rope_scaling=DEEPSEEK_YARN | {"mscale": 1.0, "mscale_all_dim": 1.0}),
         671_026_419_200, 163840, [None],
     ),
+    "MiniMax-Text-01": (
+        shape("MiniMaxForCausalLM", 200064, 6144, 9216, 80, 64, 8, 10240000, head_dim=128, num_local_experts=32,
+              num_experts_per_tok=2, rope_theta=1e7, full_attn_alpha_factor=3.5565588200778455,
+              linear_attn_alpha_factor=3.5565588200778455, mlp_alpha_factor=3.5565588200778455,
+              layer_types=[*["linear_attention"] * 7, "full_attention"] * 10),
+        456_089_655_296, 10240000, [None],
+    ),
     "MiniMax-M2": (
         shape("MiniMaxM2ForCausalLM", 200064, 3072, 1536, 62, 48, 8, 196608, head_dim=128, num_local_experts=256,
               num_experts_per_tok=8, rotary_dim=64, scoring_func="sigmoid", use_qk_norm=True, use_routing_bias=True,

@@ -148,6 +148,8 @@ def test_bfloat16_is_near(checkpoint: Path) -> None:
         ("NemotronHForCausalLM", {"moe_latent_size": 32, "mlp_bias": True}, "mlp_bias"),
         ("JambaForCausalLM", {"mamba_dt_rank": 0}, "mamba_dt_rank"),
         ("KimiLinearForCausalLM", {"mla_use_nope": False}, "mla_use_nope"),
+        ("MiniMaxForCausalLM", {"linear_attn_beta_factor": 0.5}, "linear_attn_beta_factor"),
+        ("MiniMaxForCausalLM", {"sliding_window": 8}, "sliding_window"),
         ("BailingHybridForCausalLM", {"kda_lower_bound": 1.0}, "kda_lower_bound"),
         ("OlmoHybridForCausalLM", {"linear_num_value_heads": 3}, "linear_num_value_heads"),
     ],

@@ -232,6 +232,16 @@ ROWS: dict[str, dict[str, Any]] = {
         "moe_intermediate_size": 24,
     },
     "Qwen3_5MoeForCausalLM": _DELTA | _MIXTURE | {"num_experts": 8, "shared_expert_intermediate_size": 20},
+    "MiniMaxForCausalLM": _FEW_EXPERTS
+    | {
+        "num_hidden_layers": 4,
+        "layer_types": ["linear_attention", "full_attention", "linear_attention", "linear_attention"],
+        "block_size": 16,
+        "linear_attn_alpha_factor": 1.3,
+        "full_attn_alpha_factor": 0.8,
+        "mlp_alpha_factor": 1.1,
+        "rope_parameters": {"rope_type": "default", "rope_theta": 1e4},
+    },
     "GptOssForCausalLM": {
         "num_local_experts": 4,
         "num_experts_per_tok": 2,

@@ -32,7 +32,7 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     directory = tmp_path_factory.mktemp("models")
     return {
         name: make_tiny(directory / name, name, **SHAPE | ROWS[name] | {"max_position_embeddings": 2048})
-        for name in ("Qwen3NextForCausalLM", "Mamba2ForCausalLM")
+        for name in ("Qwen3NextForCausalLM", "Mamba2ForCausalLM", "MambaForCausalLM")
     }
 
 
@@ -105,20 +105,29 @@ def test_a_draft_model_does_not_follow_a_model_that_caches_no_tokens(models: dic
         resolved(models["Mamba2ForCausalLM"], speculative_config=asked)
 
 
-def test_on_a_gpu_transformers_modules_compute_recurrent_layers(
+GPU = Machine(64 * GIB, fast_bfloat16=True, gpu=Gpu("NVIDIA H100", (9, 0), 80 * GIB, 79 * GIB), why_no_gpu="")
+
+
+def test_on_a_gpu_transformers_modules_compute_layers_without_kernels(
     models: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(environment, "fallback_cache", lambda: tmp_path / "descriptions")
-    gpu = Machine(64 * GIB, fast_bfloat16=True, gpu=Gpu("NVIDIA H100", (9, 0), 80 * GIB, 79 * GIB), why_no_gpu="")
-    config = Config().with_values(model=str(models["Qwen3NextForCausalLM"]))
-    found = resolve(config, gpu)
+    config = Config().with_values(model=str(models["MambaForCausalLM"]))
+    found = resolve(config, GPU)
     assert found.spec.fallback is not None
     assert found.config.model.model_impl == "transformers"
-    assert resolve(found.config, gpu).spec == found.spec  # what is resolved stays so
+    assert resolve(found.config, GPU).spec == found.spec  # what is resolved stays so
     (line,) = (line for line in found.reasons if line.startswith("model impl"))
-    assert "Quire's own layers for it run on a CPU alone so far" in line
+    assert "some of Quire's own layers for it run on a CPU alone so far" in line
     with pytest.raises(ConfigError, match="--model-impl transformers or --device cpu"):
-        resolve(config.with_values(model_impl="quire"), gpu)
+        resolve(config.with_values(model_impl="quire"), GPU)
+
+
+@pytest.mark.parametrize("architecture", ["Qwen3NextForCausalLM", "Mamba2ForCausalLM"])
+def test_a_gpu_computes_the_layers_that_it_has_kernels_for(models: dict[str, Path], architecture: str) -> None:
+    found = resolve(Config().with_values(model=str(models[architecture])), GPU)
+    assert found.spec.fallback is None
+    assert found.spec.state_layers
 
 
 def test_a_model_without_attention_is_divided_and_planned(models: dict[str, Path]) -> None:

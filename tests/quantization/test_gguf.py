@@ -142,6 +142,17 @@ FAMILIES: dict[str, dict[str, Any]] = {
             "long_factor": [1.0 + 0.9 * i for i in range(12)],
         },
     },
+    "gemma": {"architecture": "GemmaForCausalLM", "head_dim": 32, "tie_word_embeddings": True},
+    "granite": {
+        "architecture": "GraniteForCausalLM",
+        "embedding_multiplier": 3.0,
+        "residual_multiplier": 0.4,
+        "attention_multiplier": 0.15,
+        "logits_scaling": 2.0,
+    },
+    "olmo2": {"architecture": "Olmo2ForCausalLM"},
+    "seed_oss": {"architecture": "SeedOssForCausalLM", "head_dim": 32, "attention_out_bias": True},
+    "smollm3": {"architecture": "SmolLM3ForCausalLM", "num_hidden_layers": 4},
     "gemma2": {
         "architecture": "Gemma2ForCausalLM",
         "head_dim": 64,

@@ -337,6 +337,15 @@ def test_a_restart_finds_on_disk_what_was_computed() -> None:
     assert successor.tier.stats.disk_loaded == 15
 
 
+def test_what_an_engine_has_left_on_the_host_comes_to_the_disk() -> None:
+    memory, disk = FakeHostMemory(), FakeDisk(80)
+    Stage(memory=memory).answer(list(range(60)), 8)
+    Stage(memory=memory, disk=disk).answer([500], 1)
+    assert {key for key, _ in disk.slots.values()} == set(
+        dict(HostIndex(memoryview(memory.index), bytes(range(32))).entries()).values()
+    )
+
+
 def test_blocks_that_were_torn_are_computed_again() -> None:
     disk, prompt = FakeDisk(80), list(range(60))
     Stage(disk=disk).answer(prompt, 8)

@@ -102,6 +102,7 @@ def ready_transfer(blocks: Tensor) -> GpuBlockTransfer:
     """With 80 host blocks, all of them ready."""
     transfer, deadline = GpuBlockTransfer(blocks, 80), time.monotonic() + 60
     transfer.prepare_host_pool()
+    transfer.prepare_loads()
     while transfer.ready_host_blocks < 80:
         assert time.monotonic() < deadline
         time.sleep(0.001)

@@ -24,13 +24,8 @@ _ATTENTION = {
 }
 _MLP = {"ffn_gate": "mlp.gate_proj", "ffn_up": "mlp.up_proj", "ffn_down": "mlp.down_proj"}
 _USUAL = {**_ATTENTION, **_MLP, "ffn_norm": "post_attention_layernorm"}
-_GEMMA = {
-    **_ATTENTION,
-    **_MLP,
-    "post_attention_norm": "post_attention_layernorm",
-    "ffn_norm": "pre_feedforward_layernorm",
-    "post_ffw_norm": "post_feedforward_layernorm",
-}
+_BEHIND = {"post_attention_norm": "post_attention_layernorm", "post_ffw_norm": "post_feedforward_layernorm"}
+_GEMMA = {**_ATTENTION, **_MLP, **_BEHIND, "ffn_norm": "pre_feedforward_layernorm"}
 
 
 _BERT = {
@@ -100,8 +95,15 @@ ARCHITECTURES: dict[str, Architecture] = {
         experts="mlp",
         expert_names={"gate": "gate_proj", "up": "up_proj", "down": "down_proj"},
     ),
+    "gemma": Architecture("GemmaForCausalLM", _USUAL, norms_less=1.0),
     "gemma2": Architecture("Gemma2ForCausalLM", _GEMMA, norms_less=1.0),
     "gemma3": Architecture("Gemma3ForCausalLM", _GEMMA, norms_less=1.0),
+    "granite": Architecture("GraniteForCausalLM", _USUAL, rotates_pairs=True),
+    "olmo2": Architecture("Olmo2ForCausalLM", {**_ATTENTION, **_MLP, **_BEHIND}),
+    "seed_oss": Architecture(
+        "SeedOssForCausalLM", {**_ATTENTION, **_MLP, "post_attention_norm": "post_attention_layernorm"}
+    ),
+    "smollm3": Architecture("SmolLM3ForCausalLM", _USUAL, rotates_pairs=True),
     "phi3": Architecture("Phi3ForCausalLM", {**_USUAL, "attn_qkv": "self_attn.qkv_proj", "ffn_up": "mlp.gate_up_proj"}),
     "bert": Architecture("BertModel", _BERT, layer="encoder.layer", outside=_OUTSIDE_BERT),
 }

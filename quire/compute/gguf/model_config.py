@@ -60,6 +60,7 @@ def model_config(model: GgufModel) -> dict[str, Any]:
         "vocab_size": embedding.shape[0],
         "tie_word_embeddings": tied,
         "attention_bias": "blk.0.attn_q.bias" in model.tensors and kind != "qwen2",
+        "attention_out_bias": "blk.0.attn_output.bias" in model.tensors if kind == "seed_oss" else None,
         "mlp_bias": "blk.0.ffn_down.bias" in model.tensors,
         "dtype": _dtype(model),
         "quantization_config": {"quant_method": "gguf", "types": types, **_sizes(model, tied)},
@@ -224,6 +225,23 @@ def _phi3(own: Keys, config: Keys) -> dict[str, Any]:
     }
 
 
+def _granite(own: Keys, config: Keys) -> dict[str, Any]:
+    return {
+        "attention_multiplier": own.get("attention.scale"),
+        "embedding_multiplier": own.get("embedding_scale"),
+        "residual_multiplier": own.get("residual_scale"),
+        "logits_scaling": own.get("logit_scale"),
+    }
+
+
+def _olmo2(own: Keys, config: Keys) -> dict[str, Any]:
+    if own.get("attention.sliding_window"):
+        raise CheckpointError(
+            "The GGUF file has windows, as OLMo 3's have, which are not supported: use the model's safetensors."
+        )
+    return {}
+
+
 def _bert(own: Keys, config: Keys) -> dict[str, Any]:
     return {"layer_norm_eps": own.get("attention.layer_norm_epsilon"), "hidden_act": "gelu"}
 
@@ -231,6 +249,8 @@ def _bert(own: Keys, config: Keys) -> dict[str, Any]:
 _EXTRAS: dict[str, Callable[[Keys, Keys], dict[str, Any]]] = {
     "gemma2": partial(_gemma, layers_of_27b=_LAYERS_OF_27B["gemma2"]),
     "gemma3": _gemma3,
+    "granite": _granite,
+    "olmo2": _olmo2,
     "phi3": _phi3,
     "bert": _bert,
 }

@@ -73,7 +73,7 @@ class ModuleNames:
         unbiased: Ends of names of modules that have no bias where others of their product have one: theirs are zeros.
         cross_qkv, cross_out: Queries, keys, values and the output projection of attention to an encoder's states.
         unread: Beginnings of names of modules that are not computed, such as a pooler that embeddings do without.
-        unread_in_layers: Modules in layers that are not computed.
+        unread_in_layers: Modules in layers that are not computed, and tensors that config.json tells as well.
         joined: Ends of names of tensors that some checkpoints have in parts, each with those of the parts.
     """
 

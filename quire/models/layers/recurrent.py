@@ -19,7 +19,7 @@ from quire.compute.kernels.reference.quantized_rows import Rows
 from quire.models.layers.linear import Projection
 from quire.models.layers.rotary import Angles
 from quire.models.quantization.scheme import RowForm
-from quire.models.recurrent_spec import GatedDeltaSpec, ShortConvSpec
+from quire.models.recurrent_spec import GatedDeltaSpec, LightningSpec, ShortConvSpec
 from quire.models.state_space_spec import Mamba2Spec
 from quire.models.weights.checkpoint import Checkpoint, WeightSpec
 from quire.models.weights.shards import Cut, Shards
@@ -222,6 +222,57 @@ class Sum:
         squares = x.float().square().sum(1, keepdim=True)
         self._collectives.all_reduce(squares)
         x.copy_(x.float() * (squares / self._width + eps).rsqrt() * weight.float())
+
+
+class Lightning:
+    """Linear attention with a fixed decay of each head, whose output is normed over all heads and gated.
+
+    Args:
+        spec: This rank's part of the layer.
+        products: The projections; `into` returns values, keys and queries of all heads side by side.
+        gate: Projects the input to the output's gate.
+        rates: [heads] fp32, the logarithms of what a token keeps of each of this rank's states.
+        parameters: The small weights.
+        device: The type of the device.
+        sum_squares: Sums of squares over ranks that divide the norm; None: it is not divided.
+    """
+
+    def __init__(
+        self,
+        spec: LightningSpec,
+        products: Products,
+        gate: Projection,
+        rates: Tensor,
+        parameters: Parameters,
+        device: str,
+        sum_squares: Sum | None,
+    ) -> None:
+        form = products.into.row_form
+        self.row_form = form if form == gate.row_form else None
+        self._spec = spec
+        self._products = products
+        self._gate = gate
+        self._rates = rates
+        self._zeros = torch.zeros_like(rates)
+        self._parameters = parameters
+        self._sum_squares = sum_squares
+        self._ssd_scan, self._gated_norm = (kernel(op, device) for op in ("ssd_scan", "gated_norm"))
+
+    def __call__(self, x: Rows, angles: Angles | None, backend: AttentionBackend) -> Delta:
+        """Compute the layer: [tokens, hidden] → [tokens, hidden]."""
+        spec, kept, weight = self._spec, states_of(backend), self._parameters.values["norm"]
+        (states,) = kept.tensors_of(self._products.number)
+        vkq = torch.nn.functional.silu(self._products.into(x))
+        out, steps = vkq.new_empty((len(vkq), spec.inner)), vkq.new_zeros((len(vkq), spec.heads))
+        # A selective state space whose steps are all 1, and which skips nothing.
+        own = steps, self._rates, self._zeros, self._zeros
+        kept.run(lambda rows: self._ssd_scan(vkq, *own, states, rows, out, dt_bounds=(1.0, 1.0)))
+        if self._sum_squares is not None:
+            self._sum_squares.norm(out, weight, spec.eps)
+        normed = weight if self._sum_squares is None else None
+        gate = self._gate(x)
+        self._gated_norm(out, gate, normed, spec.eps, spec.inner, out, norm_first=True, activation="sigmoid")
+        return self._products.out(out)
 
 
 class GatedDelta:

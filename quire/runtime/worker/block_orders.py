@@ -18,7 +18,7 @@ from quire.foundation.messages.workers import (
     ReadBlocks,
     StoreBlocks,
 )
-from quire.runtime.worker.disk_store import READERS, DiskStore
+from quire.runtime.worker.disk_store import READERS, WRITERS, DiskStore
 from quire.runtime.worker.kv_transfer import BlockTransfer
 
 _Queue = queue.SimpleQueue[LoadBlocks | ReadBlocks | StoreBlocks | None]
@@ -41,6 +41,7 @@ class BlockOrders:
         self._report = report
         self._disk = disk
         self._readers = None if disk is None else ThreadPoolExecutor(READERS, "read blocks")
+        self._writers = None if disk is None else ThreadPoolExecutor(WRITERS, "write blocks")
         self._launched = 0
         self._closed = False
         self._changed = threading.Condition()
@@ -79,8 +80,9 @@ class BlockOrders:
             each.put(None)
         for thread in self._threads:
             thread.join()
-        if self._readers is not None:
-            self._readers.shutdown()
+        for pool in (self._readers, self._writers):
+            if pool is not None:
+                pool.shutdown()
         if self._disk is not None:
             self._disk.close()
 
@@ -128,15 +130,16 @@ class BlockOrders:
         return self._disk.read(block.slot, (block.group, block.hash), self._transfer.host_memory(block.host))
 
     def _store(self, order: StoreBlocks) -> BlocksStored:
-        assert self._disk is not None, "blocks for a disk that is not there"
+        assert self._disk is not None and self._writers is not None, "blocks for a disk that is not there"
         began, disk = perf_counter(), self._disk
         for slot in order.dropped:
             disk.erase(slot)
         if order.blocks:
             self._transfer.wait_for_host()
-        failed = [
-            block.slot
-            for block in order.blocks
-            if not disk.write(block.slot, (block.group, block.hash), self._transfer.host_memory(block.host))
-        ]
+
+        def write(block: DiskBlock) -> bool:
+            return disk.write(block.slot, (block.group, block.hash), self._transfer.host_memory(block.host))
+
+        are_there = self._writers.map(write, order.blocks)
+        failed = [block.slot for block, is_there in zip(order.blocks, are_there, strict=True) if not is_there]
         return BlocksStored(order.number, failed, 1e3 * (perf_counter() - began))

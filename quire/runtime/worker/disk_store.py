@@ -8,6 +8,7 @@ server's at a time.
 from __future__ import annotations
 
 import fcntl
+import itertools
 import logging
 import os
 import stat
@@ -26,6 +27,8 @@ Pieces = Sequence[memoryview]
 """Memory of a block, bytes in one dimension each."""
 READERS = 16
 """Threads that read blocks, or the headers of all slots."""
+WRITERS = 4
+"""Threads that write blocks."""
 
 _log = logging.getLogger(__name__)
 _FILE = struct.Struct("<8sQQ32sI")  # magic, bytes of a block, of the canary; digest, checksum of all that
@@ -56,7 +59,7 @@ class DiskStore:
             raise _refused(f"has no room for a block of {block_bytes:,} bytes", "raise --kv-disk-size", "kv_disk_size")
         self._path = Path(directory) / "kv_blocks"
         self._file = self._open()
-        self._clock = 0
+        self._clock = itertools.count(1)  # of writes, in any thread
 
     def _open(self) -> int:
         path = self._path
@@ -84,7 +87,7 @@ class DiskStore:
         entries = sorted(self._entries()) if is_same else []
         if not entries:
             self._empty()
-        self._clock = max((written for written, _, _ in entries), default=0)
+        self._clock = itertools.count(1 + max((written for written, _, _ in entries), default=0))
         return [(slot, key) for _, slot, key in entries]
 
     def stored_canary(self) -> bytes | None:
@@ -109,8 +112,7 @@ class DiskStore:
 
     def write(self, slot: int, key: Key, pieces: Pieces) -> bool:
         """Write a block to a slot; False if it cannot be written. Then the slot may hold anything."""
-        self._clock += 1
-        header = _SLOT.pack(self._clock, *key, _checksum(pieces), 0)[:-4]
+        header = _SLOT.pack(next(self._clock), *key, _checksum(pieces), 0)[:-4]
         header += struct.pack("<I", zlib.crc32(header))
         try:
             return self._vectored(os.pwritev, slot, [memoryview(header), *pieces])

@@ -68,6 +68,9 @@ class BlockTransfer:
         """Move the plan's blocks in stream order. `moves` is what `stage` returned for the plan."""
         raise NotImplementedError
 
+    def prepare_loads(self) -> None:
+        """Take the memory that `load` needs on the device. Called at the end of the start, if blocks will be loaded."""
+
     def load(self, pairs: Sequence[tuple[int, int]]) -> None:
         """Fill device blocks, which no step uses meanwhile, from (host, device) pairs, behind the moves of all plans
         that were launched, and wait until they are filled. Called in a thread of its own, while steps go on."""
@@ -165,6 +168,10 @@ class JoinedTransfer(BlockTransfer):
         for each in self._all:
             each.apply(plan, moves)
 
+    def prepare_loads(self) -> None:
+        for each in self._all:
+            each.prepare_loads()
+
     def load(self, pairs: Sequence[tuple[int, int]]) -> None:
         for each in self._all:
             each.load(pairs)
@@ -212,9 +219,10 @@ class GpuBlockTransfer(BlockTransfer):
         shape = self._blocks.shape[1:]
         block_bytes = shape.numel() * blocks.element_size()
         staged = max(1, min(STAGING_BYTES // block_bytes, host_blocks)) if host_blocks else 0
-        self._outgoing, self._incoming, self._loaded = (
-            torch.empty((staged, *shape), dtype=blocks.dtype, device=blocks.device) for _ in range(3)
+        self._outgoing, self._incoming = (
+            torch.empty((staged, *shape), dtype=blocks.dtype, device=blocks.device) for _ in range(2)
         )
+        self._loaded = self._incoming[:0]
         self._move_blocks = kernel("move_blocks", blocks.device.type)
         self._pool = PinnedHostPool(host_blocks, shape, blocks.dtype, pin_host_memory, unpin_host_memory)
         self._steps = torch.cuda.current_stream(blocks.device)
@@ -269,6 +277,9 @@ class GpuBlockTransfer(BlockTransfer):
             self._move_blocks(self._blocks, sources, self._blocks, targets)
         if moves.swap_in is not None:
             self._swap_in(to_device_memory(moves.swap_in), [host for host, _ in plan.swap_in])
+
+    def prepare_loads(self) -> None:
+        self._loaded = torch.empty_like(self._incoming)
 
     def load(self, pairs: Sequence[tuple[int, int]]) -> None:
         stream, size = self._load_stream, len(self._loaded)

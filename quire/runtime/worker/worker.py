@@ -172,6 +172,8 @@ class Worker:
         if self._transfer is not None:
             self._transfer.prepare_host_pool()
             if self._config.cache.kv_offloading_size is not None:
+                with gpu_memory.room_for("the buffer of loads", "lower --gpu-memory-utilization"):
+                    self._transfer.prepare_loads()
                 load_block_ms = self._transfer.measure_load_ms()
                 disk = None
                 if self._config.cache.kv_disk_path is not None:

@@ -108,6 +108,10 @@ class HostPool:
         """Return the key of a block; None if its contents are not cached."""
         return self._key_of.get(block)
 
+    def cached_blocks(self) -> list[tuple[int, BlockKey]]:
+        """Return all blocks with cached contents, and their keys."""
+        return list(self._key_of.items())
+
     def touch(self, block: int) -> None:
         """Note that cached contents are used."""
         if block in self._unheld:

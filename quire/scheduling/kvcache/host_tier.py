@@ -174,7 +174,8 @@ class HostTier(TierLookup):
         self.disk = disk or DiskPool()
         self.lookups: Sequence[TierLookup] = (self,) if disk is None else (_DiskLookup(self, disk), self)
         self._writes_through = host.index is not None or disk is not None
-        self._to_disk: deque[tuple[int, BlockKey]] = deque()  # whole on the host, and not written yet
+        found = [] if disk is None else host.cached_blocks()  # by an engine that has died
+        self._to_disk: deque[tuple[int, BlockKey]] = deque(found)  # whole on the host, and not written yet
         self._disk_writes: dict[int, list[tuple[int, int, BlockKey]]] = {}  # by order: slot, host block, key
         self._being_written: set[BlockKey] = set()
         self._block_bytes = block_bytes

@@ -50,7 +50,7 @@ def qk_norm_rope_and_cache(qkv: Tensor, norm_rope: QKNormRope, write: CacheWrite
     if not form.stores:
         all_heads = heads
     overlap = can_overlap(qkv.device)
-    tile, warps = next((config for most, *config in _CONFIGS if tokens <= most), _CONFIG_OF_MANY)
+    tile, warps = next((config for most, *config in _CONFIGS if tokens <= most), _config_of_many(d))
     if update is not None and (tokens > _MAX_UPDATED or not form.stores or form.values == "keys"):
         lora_expand(*update, qkv.view(len(qkv), -1))
         update = None
@@ -88,6 +88,12 @@ def qk_mean_squares(qkv: Tensor, heads: int, kv_heads: int, parts: int, out: Ten
         qkv, out, qkv.stride(0), 1.0 / (heads * d * parts), 1.0 / (kv_heads * d * parts),
         QUERIES=heads * d, KEYS=kv_heads * d, BLOCK=1024, OVERLAP=overlap, num_warps=4, launch_pdl=overlap,
     )  # fmt: skip
+
+
+def _config_of_many(d: int) -> tuple[int, int]:
+    """Return the heads and warps of a program where there are many tokens; narrow heads share one."""
+    heads, warps = _CONFIG_OF_MANY
+    return (2 * heads if d <= 64 else heads), warps
 
 
 def _block(n: int) -> int:

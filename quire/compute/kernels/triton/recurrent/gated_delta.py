@@ -5,6 +5,8 @@ Rows of many tokens go through in chunks (delta_chunks.py).
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 import triton
 import triton.language as tl
@@ -52,7 +54,8 @@ def gated_delta(
     by_chunks = len(qkv) > number and each == 1
     inputs = qkv, qkv.stride(0), a, a.stride(0), b, b.stride(0), decay, a_bias
     keys, most = (qkv.shape[1] - values * dv) // (2 * dk), FEW if by_chunks else ALL
-    shared = {"KEYS": keys, "VALUES": values, "DK": dk, "DV": dv, "OVERLAP": overlap, "launch_pdl": overlap}
+    shared: dict[str, Any] = {"KEYS": keys, "VALUES": values, "DK": dk, "DV": dv, "OVERLAP": overlap}
+    shared["launch_pdl"] = overlap
     _rule[(number, values, cdiv(dv, block))](
         *inputs, state, rows.states, rows.starts, out, dk**-0.5, EPS, most, EACH=each, WIDTH=width, BLOCK=block,
         num_warps=4, **shared,
