@@ -134,7 +134,8 @@ class ModelImages:
         for name, each in tensors.items():
             digest.update(f"\0{name} {each.dtype} {each.shape}\0".encode() + each.content)
         shape = picture.tokens, content, picture.rows, picture.columns
-        return Medium(digest.digest(), height, width, *shape, tensors, picture.places, picture.text)
+        rest = picture.places, picture.text, picture.two_sided
+        return Medium(digest.digest(), height, width, *shape, tensors, *rest)
 
     @cached_property
     def _settings(self) -> bytes:
@@ -153,7 +154,7 @@ class ModelImages:
         token = self.spec.placeholder
         found = [place for place, each in enumerate(tokens) if each == token]
         if found and len(found) == sum(_vectors(medium) for medium in media) != len(media):
-            return list(tokens), _in_place(tokens, found, media)
+            return list(tokens), self._in_place(tokens, found, media)
         if len(found) != len(media):
             raise RequestError(
                 f"The prompt has {len(found)} placeholders for images and {len(media)} images: write one for each, and "
@@ -162,37 +163,42 @@ class ModelImages:
         placed, spans, start = list[int](), list[MediaSpan](), 0
         for place, medium in zip(found, media, strict=True):
             placed += tokens[start:place]
-            text = _numbers(medium.text) if medium.text else [token] * medium.count
+            text = self._text(placed, len(spans), medium) if medium.text else [token] * medium.count
             spans.append(MediaSpan(len(placed) + text.index(self.spec.image_token), medium))
             placed += text
             start = place + 1
         return placed + list(tokens[start:]), spans
 
+    def _text(self, before: Sequence[int], number: int, medium: Medium) -> list[int]:
+        """Return all tokens of an image, of those that the processor has made of it alone."""
+        assert isinstance(self.spec, ModuleVisionSpec), "other processors make one token for each vector"
+        try:
+            return self.spec.tokens_behind(before, number, array("i", medium.text).tolist())
+        except ValueError as error:
+            raise RequestError(f"{str(error).capitalize()}: send fewer.") from None
 
-def _numbers(packed: bytes) -> list[int]:
-    return array("i", packed).tolist()
+    def _in_place(self, tokens: Sequence[int], found: Sequence[int], media: Sequence[Medium]) -> list[MediaSpan]:
+        """Return the spans of images whose placeholders are there already, one for each vector."""
+        spans, first = list[MediaSpan](), 0
+        for medium in media:
+            count = _vectors(medium)
+            places = found[first : first + count]
+            if places[-1] - places[0] != medium.count - 1:
+                raise RequestError(f"The placeholders of an image must stand together, all {count} of them.")
+            if medium.text:
+                text = self._text(tokens[: found[first - 1] + 2] if first else (), len(spans), medium)
+                begin = places[0] - text.index(tokens[places[0]])
+                if begin < 0 or list(tokens[begin : begin + len(text)]) != text:
+                    raise RequestError(
+                        "The tokens around an image's placeholders must be those of the model's processor."
+                    )
+            spans.append(MediaSpan(places[0], medium))
+            first += count
+        return spans
 
 
 def _vectors(medium: Medium) -> int:
     return len(medium.places) // array("i").itemsize or medium.count
-
-
-def _in_place(tokens: Sequence[int], found: Sequence[int], media: Sequence[Medium]) -> list[MediaSpan]:
-    """Return the spans of images whose placeholders are there already, one for each vector."""
-    spans, first = [], 0
-    for medium in media:
-        count = _vectors(medium)
-        places = found[first : first + count]
-        if places[-1] - places[0] != medium.count - 1:
-            raise RequestError(f"The placeholders of an image must stand together, all {count} of them.")
-        if medium.text:
-            text = _numbers(medium.text)
-            begin = places[0] - text.index(tokens[places[0]])
-            if begin < 0 or list(tokens[begin : begin + len(text)]) != text:
-                raise RequestError("The tokens around an image's placeholders must be those of the model's processor.")
-        spans.append(MediaSpan(places[0], medium))
-        first += count
-    return spans
 
 
 def load_model_images(config: Config) -> ModelImages | None:

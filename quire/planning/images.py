@@ -76,6 +76,18 @@ def for_images(config: Config, spec: ModelSpec, *, gpus: int) -> tuple[Config, M
         why = "none: a tower of transformers' modules computes on CPUs alone so far; --language-model-only says so too"
     else:
         most = largest_image(config, spec, spec.vision)
+        _check_together(config, spec.vision)
         return config, spec, [f"images      {'up to ' if spec.vision.least_tokens < most else ''}{most:,} tokens each"]
     left_out = replace(config, model=replace(config.model, language_model_only=True))
     return left_out, replace(spec, vision=None), [f"images      {why}"]
+
+
+def _check_together(config: Config, vision: VisionSpec) -> None:
+    """Raise a ConfigError if a step has no room for all tokens of an image, which see one another."""
+    together = vision.longest if isinstance(vision, ModuleVisionSpec) else 0
+    if together > (config.scheduler.max_num_batched_tokens or together):
+        raise ConfigError(
+            f"--max-num-batched-tokens is {config.scheduler.max_num_batched_tokens}, and the {together} tokens of an "
+            f"image are computed in one step: give at least {together}.",
+            param="max_num_batched_tokens",
+        )

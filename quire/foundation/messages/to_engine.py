@@ -69,6 +69,7 @@ class Medium(msgspec.Struct, frozen=True, array_like=True):
         places: [vectors] int32, which of the tokens stand for a vector each; empty: all of them do.
         text: [tokens] int32, what takes the place of its placeholder in a prompt: the tokens that stand for vectors,
             and those before, among and behind them; empty: only tokens that stand for vectors.
+        two_sided: Whether the tokens that stand for its vectors see one another, those behind them as well.
     """
 
     digest: bytes
@@ -81,6 +82,7 @@ class Medium(msgspec.Struct, frozen=True, array_like=True):
     tensors: dict[str, MediumTensor] = {}
     places: bytes = b""
     text: bytes = b""
+    two_sided: bool = False
 
     @property
     def num_bytes(self) -> int:

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from quire.errors import CheckpointError
-from quire.models.fallback.classes import build_on_meta, read_config, set_attention, text_config_of
+from quire.models.fallback.classes import build_on_meta, read_config, sees_images, set_attention, text_config_of
 from quire.models.fallback.weights import TransformersWeights
 from quire.models.layers.factory import LayerFactory
 from quire.models.vision.module_spec import ModuleVisionSpec
@@ -71,7 +71,7 @@ def build_tower_model(directory: Path, architecture: str, dtype: torch.dtype) ->
         CheckpointError: The class has no tower apart from its text model.
     """
     kind = getattr(transformers, architecture, None)
-    if kind is None or not hasattr(kind, "get_image_features"):
+    if kind is None or not sees_images(kind):
         raise CheckpointError(f"{architecture} has no get_image_features, by which images are computed.")
     config = read_config(directory)
     model = build_on_meta(kind, config, dtype)
@@ -108,8 +108,9 @@ class ModuleTower:
         self.spec = spec
         self.model = build_tower_model(Path(spec.directory), spec.architecture, build.options.dtype)
         self._dtype = build.options.dtype
-        owners: list[Any] = [self.model, self.model.base_model]
-        features = [inspect.unwrap(each.get_image_features) for each in owners if hasattr(each, "get_image_features")]
+        self._owners: list[Any] = [self.model, self.model.base_model]
+        having = [each for each in self._owners if hasattr(each, "get_image_features")]
+        features = [inspect.unwrap(each.get_image_features) for each in having]
         self._accepted = frozenset(name for each in features for name in inspect.signature(each).parameters)
         build.remember(TransformersWeights(self.model, self, build.options, [], leaves_out=True, is_part=True))
 
@@ -129,7 +130,7 @@ class ModuleTower:
         inputs = {name: each for name, each in self.typed(image).items() if name in accepted or "args" in accepted}
         if "pixel_values" in accepted and not inputs and len(image) == 1:  # one that a class names in its own way
             inputs = dict(zip(("pixel_values",), self.typed(image).values(), strict=True))
-        features: Any = self.model.get_image_features
+        features: Any = next(each for each in self._owners if hasattr(each, "get_image_features")).get_image_features
         with torch.inference_mode():
             found = features(**inputs)
             deep = getattr(found, "deepstack_features", None) or ()

@@ -60,7 +60,7 @@ def check(tower: ModuleTower) -> None:
     given = inputs.get("inputs_embeds")
     if not isinstance(given, Tensor) or given.shape[1] != ids.shape[1]:
         raise _refused(tower, "its text model gets no embeddings")
-    _check_mask(tower, inputs.get("attention_mask"))
+    _check_mask(tower, inputs.get("attention_mask"), is_vector)
     _check_positions(tower, inputs.get("position_ids"), is_vector, tensors)
     whole = torch.cat([given[0][is_vector], *deep], -1)
     if whole.shape != own.shape or own.shape[1] != spec.outputs:
@@ -96,8 +96,13 @@ def _says_something(value: Any) -> bool:
     return value is not None and value is not False and not (isinstance(value, (dict, list, tuple)) and not value)
 
 
-def _check_mask(tower: ModuleTower, mask: Any) -> None:
-    """Refuse masks that are not causal."""
+def _check_mask(tower: ModuleTower, mask: Any, is_vector: Tensor) -> None:
+    """Refuse masks that are not causal, but for the image's tokens where these see one another."""
+    behind = torch.zeros(len(is_vector), len(is_vector), dtype=torch.bool)
+    if tower.spec.two_sided:
+        behind = is_vector[:, None] & is_vector
+    if not isinstance(mask, Mapping) and tower.spec.two_sided and mask is None:
+        raise _refused(tower, "tokens of its images do not see those behind them, which was expected")
     if isinstance(mask, Mapping):
         masks = list(mask.values())
     else:
@@ -106,7 +111,7 @@ def _check_mask(tower: ModuleTower, mask: Any) -> None:
         if each is None or (isinstance(each, Tensor) and each.dim() == 2 and bool(each.bool().all())):
             continue
         sees = each[0, 0].bool() if each.dtype == torch.bool else each[0, 0] == 0
-        if bool(sees.triu(1).any()):
+        if not torch.equal(sees.triu(1), behind.triu(1)):
             raise _refused(tower, "tokens of its images see those behind them, which is not built")
 
 

@@ -194,8 +194,10 @@ def read_vision(directory: Path) -> VisionSpec | None:
     """
     fields = ConfigFile(directory / "config.json")
     names, tower = fields.get("architectures", []), fields.get("vision_config")
-    if not isinstance(names, list) or not isinstance(tower, dict):
+    if not isinstance(names, list):
         return None
+    if not isinstance(tower, dict):  # images become tokens of a codebook in some models
+        return read_modules(directory, names) if isinstance(fields.get("vq_config"), dict) else None
     for name in (_QWEN2, _QWEN25):
         if name in names:
             return _qwen(fields, tower, processor_settings(directory, "image_processor"), gated=name == _QWEN25)
