@@ -79,7 +79,7 @@ _SAM = {"hidden_size": 32, "num_attention_heads": 2, "window_size": 2, "global_a
 _PINS = [[32, 64], [64, 32], [64, 64]]
 
 ROWS: dict[str, dict[str, Any]] = {
-    "aria": {"images": {"max_image_size": 490}, "processor": {"size_conversion": {"490": 8}},
+    "aria": {"images": {"max_image_size": 490}, "processor": {"size_conversion": {"490": 8, "980": 8}},
              "vision": {"image_size": 490, "patch_size": 14}, "config": {"projector_patch_to_query_dict": {1225: 8}}},
     "aya_vision": {"images": _SQUARE | {"crop_to_patches": True, "max_patches": 4}, "vision": _CLIP_VISION,
                    "processor": {"patch_size": 8, "img_size": 32, "downsample_factor": 2},
@@ -155,9 +155,11 @@ ROWS: dict[str, dict[str, Any]] = {
     "nemotron_h_omni": {"vision": {"video_temporal_patch_size": 2, "image_size": 64, "max_img_size": 128},
                         "config": {"vision_hidden_size": 64, "projector_hidden_size": 64}},
     "qwen2_5_omni_thinker": _GRID | {"config": {"vision_start_token_id": IDS["<|vision_start|>"]}, "text": _MROPE,
+                                     "around": ("<|vision_start|>", "<|vision_end|>"),
                                      "like": "qwen2_5_vl", "processor_class": "Qwen2_5OmniProcessor"},
     "qwen3_omni_moe_thinker": _DEEP | {"config": {"vision_start_token_id": IDS["<|vision_start|>"]},
-                                       "like": "qwen2_5_vl", "processor_class": "Qwen3OmniMoeProcessor"},
+                                       "around": ("<|vision_start|>", "<|vision_end|>"),
+                                     "like": "qwen2_5_vl", "processor_class": "Qwen3OmniMoeProcessor"},
     "qwen4_exp": _GRID | {"text": _GATED | {"indexer_n_heads": 2, "indexer_kv_heads": 1, "indexer_head_dim": 16,
                                             "indexer_budget": 8, "indexer_compress_ratio": 2,
                                             "ngram_vocab_size_base": 64, "output_gate_type": "sigmoid"}},
@@ -225,7 +227,7 @@ ROWS: dict[str, dict[str, Any]] = {
 }  # fmt: skip
 """By model type: `config` for the whole, `vision` and `text` for its parts, `parts` for all of these before they are
 checked, `images` for the image processor, `processor` for what surrounds it, `tokens` for the tokenizer, `token` for
-the one of vectors, and `like` for a model type whose processors are its own."""
+the one of vectors, `around` for what stands around images, and `like` for a model type whose processors are its own."""
 
 
 def image_config(model_type: str, token: str) -> PreTrainedConfig:

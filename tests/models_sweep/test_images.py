@@ -21,7 +21,7 @@ from quire.foundation.config import ModelConfig, environment
 from quire.models.fallback.image_processor import CheckpointProcessor, PixtralLayout
 from quire.models.spec import read_spec, spec_of
 from tests.media.checkpoints import picture
-from tests.models_sweep.image_rows import write_images_model
+from tests.models_sweep.image_rows import ROWS, write_images_model
 
 NEW_TOKENS = 16
 SIZES: tuple[tuple[tuple[int, int], ...], ...] = ((), ((60, 44),), ((100, 30), (33, 90)))
@@ -101,7 +101,9 @@ def test_images(
         record_property("outcome", ("refused", _line(error)))
         return
     processor = CheckpointProcessor(directory, vision.image_token)
+    before, behind = ROWS.get(model_type, {}).get("around", ("", ""))
     mark = llm.get_tokenizer().decode([vision.placeholder], skip_special_tokens=False)
+    mark = f"{before}{mark}{behind}"
     texts = ("Hello world", f"one {mark} two", f"{mark} three {mark} four")
     prompts, expected = [], []
     for text, sizes in zip(texts, SIZES, strict=True):

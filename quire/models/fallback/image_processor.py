@@ -130,9 +130,14 @@ class CheckpointProcessor:
         return Repeated(begin, tuple(numbers))
 
     def _tokens_of(self, count: int) -> list[int]:
-        text, images = self._tokenizer.convert_ids_to_tokens(self.placeholder) * count, [_small_image()] * count
-        found = self.processor(text=[text], images=images, add_special_tokens=False, return_tensors="pt")
-        return [int(each) for each in found["input_ids"][0]]
+        text = self._tokenizer.convert_ids_to_tokens(self.placeholder) * count
+        return self._processed(text, *[_small_image()] * count).tokens
+
+    def of_several(self, images: Sequence[Image]) -> ImageInputs | None:
+        """Return what the model takes of a prompt of these images alone; None: it is not known."""
+        if isinstance(self.processor, PixtralLayout):
+            return None
+        return self._processed(self._tokenizer.convert_ids_to_tokens(self.placeholder) * len(images), *images)
 
     def inputs(self, image: Image) -> ImageInputs:
         """Return what the model takes of an image in mode RGB. Raises RequestError if the processor refuses it."""
@@ -146,8 +151,8 @@ class CheckpointProcessor:
                 f"({type(error).__name__}: {first})."
             ) from None
 
-    def _processed(self, text: str, image: Image) -> ImageInputs:
-        found = self.processor(text=[text], images=[image], add_special_tokens=False, return_tensors="pt")
+    def _processed(self, text: str, *images: Image) -> ImageInputs:
+        found = self.processor(text=[text], images=list(images), add_special_tokens=False, return_tensors="pt")
         tokens = [int(each) for each in found["input_ids"][0]]
         tensors = {name: _array(value) for name, value in found.items() if name not in _TEXTS and value is not None}
         return ImageInputs(tokens, tensors)

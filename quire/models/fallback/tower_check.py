@@ -12,9 +12,9 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from quire.errors import CheckpointError
+from quire.errors import CheckpointError, RequestError
 from quire.models.fallback.classes import arguments_of
-from quire.models.fallback.image_processor import CheckpointProcessor
+from quire.models.fallback.image_processor import CheckpointProcessor, ImageInputs
 from quire.models.fallback.tower import ModuleTower, TextStub
 
 _KNOWN = {
@@ -41,8 +41,10 @@ def check(tower: ModuleTower) -> None:
     processor = CheckpointProcessor(Path(spec.directory), spec.image_token)
     values = np.random.default_rng(0).integers(0, 256, (6, 8, 3), dtype=np.uint8)
     found = processor.inputs(Image.fromarray(values).resize((100, 75)))
-    tensors = {name: torch.from_numpy(each) for name, each in found.tensors.items()}
-    ids = torch.tensor([[1] * _BEFORE + found.tokens + [2] * _BEHIND])
+    tensors = _tensors(found)
+    begin = getattr(tower.model.config, "vision_start_token_id", None)  # by which some classes find images
+    before = [1] * _BEFORE + [begin] * isinstance(begin, int)
+    ids = torch.tensor([before + found.tokens + [2] * _BEHIND])
     is_vector = ids[0] == spec.image_token
     try:
         (own,) = tower([tensors])
@@ -68,7 +70,31 @@ def check(tower: ModuleTower) -> None:
     differs = float((whole - own).abs().max() / own.abs().max())
     if not differs <= _TOLERANCES[own.dtype] or not bool((given[0][~is_vector] == 0.5).all()):
         raise _refused(tower, f"its vectors differ by {differs:.1e} from those that its own forward computes")
+    _check_two(tower, processor, own)
     _log.info("load check  vectors of an image differ by %.1e of the largest", differs)
+
+
+def _check_two(tower: ModuleTower, processor: CheckpointProcessor, reference: Tensor) -> None:
+    """Refuse classes that make other vectors of an image when a prompt has another one, of another size."""
+    values = np.random.default_rng(1).integers(0, 256, (2, 6, 8, 3), dtype=np.uint8)
+    images = [Image.fromarray(each).resize(size) for each, size in zip(values, ((100, 30), (33, 90)), strict=True)]
+    both = processor.of_several(images)
+    if both is None:
+        return
+    try:
+        own = torch.cat([*tower([_tensors(processor.inputs(each)) for each in images])])
+        ids = torch.tensor([[1] * _BEFORE + both.tokens])
+        given = _text_inputs(tower, ids, _tensors(both))["inputs_embeds"][0][ids[0] == tower.spec.image_token]
+    except (RequestError, RuntimeError, ValueError):  # of a processor that cannot read sizes so small
+        return
+    width = given.shape[-1]
+    differs = 1.0 if len(own) != len(given) else float((given - own[:, :width]).abs().max() / reference.abs().max())
+    if not differs <= 10 * _TOLERANCES[own.dtype]:
+        raise _refused(tower, "an image's vectors depend on the other images of a prompt")
+
+
+def _tensors(found: ImageInputs) -> dict[str, Tensor]:
+    return {name: torch.from_numpy(each) for name, each in found.tensors.items()}
 
 
 def _refused(tower: ModuleTower, why: str) -> CheckpointError:
