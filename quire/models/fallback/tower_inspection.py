@@ -39,13 +39,14 @@ def describe(directory: Path) -> ModuleVisionSpec:
     processor = CheckpointProcessor(directory, token)
     placeholder = processor.placeholder
     repeated = processor.repeated()
-    counts, elements = [], 0
+    counts, elements, vectors = [], 0, 0
     for size in _SIZES:
         try:
             found = processor.inputs(Image.new("RGB", size, (90, 120, 150)))
         except RequestError:  # some processors cannot read the smallest
             continue
         counts.append(len(found.tokens))
+        vectors = max(vectors, found.tokens.count(token))
         elements = max(elements, sum(each.size for each in found.tensors.values()))
     if not counts:
         raise CheckpointError(f"{architecture}'s processor reads none of the images that were tried.")
@@ -64,7 +65,7 @@ def describe(directory: Path) -> ModuleVisionSpec:
         largest_tokens=max(counts),
         elements=_STATES * elements,
         merge=int(getattr(vision, "spatial_merge_size", 2)) if positions else 0,
-        two_sided=architecture in TWO_SIDED,
+        longest=vectors if architecture in TWO_SIDED else 0,
         **repeated._asdict(),
     )
 

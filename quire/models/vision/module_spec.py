@@ -18,7 +18,7 @@ class ModuleVisionSpec:
         placeholder: The token that prompts have for each image.
         outputs: Width of an image's vectors, with those for layers.
         deep: For how many layers an image has vectors of its own (DeepStack).
-        two_sided: Whether tokens that stand for its vectors see one another, those behind them as well.
+        longest: Most vectors of an image whose tokens see one another, those behind them as well; 0: they do not.
         numbered, numbers, joint: What becomes of an image's tokens behind other images: `Repeated` in
             fallback/image_processor.py.
         num_parameters: Number of weights that are loaded.
@@ -39,15 +39,15 @@ class ModuleVisionSpec:
     elements: int
     merge: int = 0
     deep: int = 0
-    two_sided: bool = False
+    longest: int = 0
     numbered: int = 0
     numbers: tuple[tuple[int, ...], ...] = ()
     joint: int | None = None
 
     @property
-    def longest(self) -> int:
-        """Most tokens of an image that are computed together; 0: chunks may end anywhere."""
-        return self.largest_tokens if self.two_sided else 0
+    def two_sided(self) -> bool:
+        """Whether tokens that stand for an image's vectors see one another, and are computed in one step."""
+        return self.longest > 0
 
     def tokens_behind(self, before: Sequence[int], number: int, tokens: list[int]) -> list[int]:
         """Return an image's tokens where it is the one of this number, from 0, and these tokens stand before it. Raises
