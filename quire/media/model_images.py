@@ -98,7 +98,8 @@ class ModelImages:
     @property
     def marks(self) -> Marks:
         """How prompts show images."""
-        return Marks(self.spec.placeholder, self.spec.image_token)
+        behind = self.spec.tokens_behind if isinstance(self.spec, ModuleVisionSpec) else None
+        return Marks(self.spec.placeholder, self.spec.image_token, behind)
 
     @property
     def least_tokens(self) -> int:
@@ -133,7 +134,8 @@ class ModelImages:
         for name, each in tensors.items():
             digest.update(f"\0{name} {each.dtype} {each.shape}\0".encode() + each.content)
         shape = picture.tokens, content, picture.rows, picture.columns
-        return Medium(digest.digest(), height, width, *shape, tensors, picture.places, picture.text)
+        rest = picture.places, picture.text
+        return Medium(digest.digest(), height, width, *shape, tensors, *rest, two_sided=picture.two_sided)
 
     @cached_property
     def _settings(self) -> bytes:

@@ -61,4 +61,5 @@ class ModuleProcessor:
             tensors=found.tensors,
             places=(places - places[0]).astype(np.int32).tobytes() if len(places) < count else b"",
             text=text.tobytes(),
+            two_sided=self._spec.two_sided,
         )

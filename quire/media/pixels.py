@@ -23,7 +23,7 @@ class Picture(NamedTuple):
         pixels: [height, width, 3] uint8; empty for towers that take `tensors`.
         tokens: How many tokens it has: as many as the tower makes vectors of it, and those between them.
         rows, columns: How these lie, in models whose positions tell rows and columns; 0 in others.
-        tensors, places, text: As in `Medium`.
+        tensors, places, text, two_sided: As in `Medium`.
     """
 
     pixels: Pixels
@@ -33,6 +33,7 @@ class Picture(NamedTuple):
     tensors: Mapping[str, NDArray[Any]] = {}
     places: bytes = b""
     text: bytes = b""
+    two_sided: bool = False
 
 
 class ImageProcessor(Protocol):

@@ -124,7 +124,8 @@ class Stage:
             stream.x.index_copy_(0, media.places, first)
         blocks = self._decoder.blocks(stream, positions, attention)
         if media is not None and deep:
-            blocks = _with_vectors(blocks, media.places, deep)
+            own = getattr(self._decoder, "with_vectors", None)  # of decoders that are one block
+            blocks = (own or _with_vectors)(blocks, media.places, deep)
         stream = self._through_blocks(stream, blocks)
         if after is None:
             hidden = self._decoder.finish(stream)

@@ -26,7 +26,7 @@ from quire.models.families.layers import read_layers
 from quire.models.families.registry import ALIASES, FAMILIES, FLAT, HEADS, NATIVE, POOLED, SPEECH, TEXT_MODELS, WRAPPERS
 from quire.models.head_spec import HeadSpec, read_head
 from quire.models.kv_cache_groups import kv_groups
-from quire.models.layer_spec import LayerSpec, Mixer, MixtureSpec, NormSpec
+from quire.models.layer_spec import AttentionSpec, LayerSpec, Mixer, MixtureSpec, NormSpec
 from quire.models.pooler_config import GENERATES_ONLY, PoolerSpec, with_pooler
 from quire.models.quantization.formats import Format, GgufFormat, Quantization
 from quire.models.quantization.held_bytes import HeldWeights, expected_weights, held_in
@@ -410,9 +410,15 @@ def _vision(spec: ModelSpec, directory: Path) -> VisionSpec | None:
     if vision is None or isinstance(vision, ClipSpec):
         return vision
     deep = isinstance(vision, ModuleVisionSpec) and vision.deep
-    if spec.fallback is not None and (deep or (vision.merge and spec.keeps_own_cache)):
-        why = "vectors for layers (DeepStack)" if deep else "positions of rows and columns"
-        warn_once(directory, f"transformers' modules are not given {why}")
+    two_sided = isinstance(vision, ModuleVisionSpec) and vision.two_sided
+    if spec.fallback is not None and spec.keeps_own_cache and (deep or vision.merge or two_sided):
+        why = "vectors for layers (DeepStack)" if deep else "what lies behind" if two_sided else ""
+        warn_once(directory, f"transformers' modules are not given {why or 'positions of rows and columns'}")
+        return None
+    attentions = [layer.mixer for layer in spec.layers if isinstance(layer.mixer, AttentionSpec)]
+    windows = [each.window for each in attentions if each.window is not None]
+    if isinstance(vision, ModuleVisionSpec) and two_sided and min(windows, default=2**31) < vision.longest:
+        warn_once(directory, f"the {vision.longest} tokens of an image, which see one another, are more than a window")
         return None
     if spec.fallback is None and vision.merge and not any(rope.sections for rope in spec.ropes):
         raise CheckpointError(

@@ -83,7 +83,10 @@ def for_images(config: Config, spec: ModelSpec, *, gpus: int) -> tuple[Config, M
     if vision is not None:
         why = _without(config, vision, "image", gpus)
         lines.append(f"images      {why or _tokens(config, spec, vision)}")
-        vision = None if why else vision
+        if why:
+            vision = None
+        else:
+            _check_together(config, vision)
     if hearing is not None:
         why = _without(config, hearing, "audio", gpus)
         longest = f", up to {hearing.longest_s:,.0f} s"
@@ -108,3 +111,14 @@ def _without(config: Config, tower: VisionSpec | HearingSpec, kind: str, gpus: i
 def _tokens(config: Config, spec: ModelSpec, tower: VisionSpec | HearingSpec) -> str:
     most = largest_image(config, spec, tower)
     return f"{'up to ' if tower.least_tokens < most else ''}{most:,} tokens each"
+
+
+def _check_together(config: Config, vision: VisionSpec) -> None:
+    """Raise a ConfigError if a step has no room for all tokens of an image, which see one another."""
+    together = vision.longest if isinstance(vision, ModuleVisionSpec) else 0
+    if together > (config.scheduler.max_num_batched_tokens or together):
+        raise ConfigError(
+            f"--max-num-batched-tokens is {config.scheduler.max_num_batched_tokens}, and the {together} tokens of an "
+            f"image are computed in one step: give at least {together}.",
+            param="max_num_batched_tokens",
+        )

@@ -77,6 +77,35 @@ def make_idefics(directory: Path, *, seed: int = 0) -> Path:
     return directory
 
 
+GEMMA = ("<image_soft_token>", "<start_of_image>", "<end_of_image>")
+"""Special tokens: of a vector, and those around an image, of which prompts have the first."""
+
+
+def make_gemma(directory: Path, *, seed: int = 0) -> Path:
+    """Write a Gemma 3 as `make_llava` does: the 4 tokens of an image see one another, in windows of 8 as well."""
+    from transformers import Gemma3Config, Gemma3ForConditionalGeneration
+
+    directory.mkdir(parents=True, exist_ok=True)
+    vision = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4}
+    text = TINY | {
+        "vocab_size": VOCAB_SIZE + 8, "eos_token_id": None, "pad_token_id": 0, "head_dim": 16, "sliding_window": 8,
+        "num_hidden_layers": 2, "layer_types": ["sliding_attention", "full_attention"], "query_pre_attn_scalar": 16,
+    }  # fmt: skip
+    config = Gemma3Config(
+        vision_config=vision | {"image_size": 32, "patch_size": 8}, text_config=text, mm_tokens_per_image=4,
+        image_token_id=IMAGE_TOKEN, boi_token_id=IMAGE_TOKEN + 1, eoi_token_id=IMAGE_TOKEN + 2,
+    )  # fmt: skip
+    write_model(Gemma3ForConditionalGeneration(config), directory, seed, GEMMA, TEMPLATE)
+    named = dict(zip(("image_token", "boi_token", "eoi_token"), GEMMA, strict=True))
+    path = directory / "tokenizer_config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"extra_special_tokens": named}))
+    images = {"image_processor_type": "Gemma3ImageProcessor", "size": {"height": 32, "width": 32}}
+    (directory / "preprocessor_config.json").write_text(json.dumps(images | {"image_seq_length": 4}))
+    surrounds = {"processor_class": "Gemma3Processor", "image_seq_length": 4}
+    (directory / "processor_config.json").write_text(json.dumps(surrounds))
+    return directory
+
+
 def write_model(model: Any, directory: Path, seed: int, special_tokens: Sequence[str], template: str) -> None:
     """Write a model with random weights, a tokenizer whose special tokens follow its vocabulary, and a template."""
     import torch

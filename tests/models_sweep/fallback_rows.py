@@ -6,6 +6,7 @@ model type needs besides, to be built at all, or to have every kind of layer in 
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 from transformers import CONFIG_MAPPING, PreTrainedConfig
@@ -70,8 +71,12 @@ ROWS: dict[str, dict[str, Any]] = {
 }  # fmt: skip
 
 
-def tiny_config(kind: type[PreTrainedConfig], model_type: str) -> PreTrainedConfig:
-    """Make a config whose sizes are small, with those of its parts."""
+def tiny_config(
+    kind: type[PreTrainedConfig], model_type: str, more: Mapping[str, Any] | None = None
+) -> PreTrainedConfig:
+    """Make a config whose sizes are small, with those of its parts; `more` has values that it has besides, and those of
+    parts by their names."""
+    more = dict(more or {})
     usual = kind()
     known, values = usual.to_dict(), {}
     for name, size in SIZES.items():
@@ -84,8 +89,8 @@ def tiny_config(kind: type[PreTrainedConfig], model_type: str) -> PreTrainedConf
     for name in kind.sub_configs:
         part = getattr(usual, name, None)
         if isinstance(part, PreTrainedConfig):
-            values[name] = tiny_config(type(part), part.model_type).to_dict()
-    return kind(**values | ROWS.get(model_type, {}))
+            values[name] = tiny_config(type(part), part.model_type, more.pop(name, None)).to_dict()
+    return kind(**values | ROWS.get(model_type, {}) | more)
 
 
 def config_of(model_type: str, config_class: type[PreTrainedConfig]) -> PreTrainedConfig:

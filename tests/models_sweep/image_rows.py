@@ -27,9 +27,10 @@ _SPECIAL = (
     "<racm3:break> <eoss> <|image_break|> <|image_boundary|> <|image_wrapper|> <|grid_eos|> <|grid_bos|> "
     "<document> <unk> <audio> <|IMAGE_PAD|> <|AUDIO|> <|VISION_START|> <|VISION_END|> <|VIDEO_PAD|> "
     "<audio_soft_token> <reserved08706> <|vision_bos|> <|vision_eos|> <|AUDIO_eos|> <|audio_bos|> <row_1_col_1> "
-    "<row_1_col_2> <row_2_col_1> <row_2_col_2> <loc0000> <boi> <eoi>"
+    "<row_1_col_2> <row_2_col_1> <row_2_col_2> <loc0000> <boi> <eoi> ]<]image[>[ ]<]video[>[ <eof> <frame_start> "
+    "<frame_end> <grounding>"
 )
-SPECIAL = _SPECIAL.split()
+SPECIAL = [*_SPECIAL.split(), "]<]start of image[>[", "]<]end of image[>["]
 """Special tokens of processors, whose ids follow those of the vocabulary."""
 IDS = {text: VOCAB_SIZE + place for place, text in enumerate(SPECIAL)}
 ROOM = VOCAB_SIZE + len(SPECIAL) + 8
@@ -44,9 +45,10 @@ NAMED = {
     "row_token": "<row>", "image_break_token": "<|image_break|>", "image_wrapper_token": "<|image_wrapper|>",
     "image_boundary_token": "<|image_boundary|>", "grid_eos_token": "<|grid_eos|>", "grid_bos_token": "<|grid_bos|>",
     "video_start_token": "<|begin_of_video|>", "video_end_token": "<|end_of_video|>", "unk_token": "<unk>",
+    "img_line_break_token": "<|IMG_LINE_BREAK|>", "eof_token": "<eof>",
 }  # fmt: skip
 """Special tokens by the names under which tokenizers have them."""
-TEXT: dict[str, Any] = {"vocab_size": ROOM, "max_position_embeddings": 512, "eos_token_id": None, "bos_token_id": 0}
+TEXT: dict[str, Any] = {"vocab_size": ROOM, "max_position_embeddings": 1536, "eos_token_id": None, "bos_token_id": 0}
 _QWEN = {"shortest_edge": 16 * 256, "longest_edge": 40 * 256}
 _GRID = {
     "images": {"size": _QWEN, "patch_size": 8, "merge_size": 2, "temporal_patch_size": 2},
@@ -62,6 +64,7 @@ _DEEP = _GRID | {"text": _TURNS, "vision": _GRID["vision"] | {"deepstack_visual_
 _GATED = {"head_dim": 32, "rope_parameters": _TURNS["rope_parameters"] | {"mrope_section": [2, 1, 1],
                                                                           "partial_rotary_factor": 0.25},
           "layer_types": ["linear_attention", "full_attention"] * 2}  # fmt: skip
+_LATENT = {"num_key_value_heads": 4, "head_dim": 8}
 _CLIP = {"size": {"shortest_edge": 32}, "crop_size": {"height": 32, "width": 32}}
 _SQUARE = {"size": {"height": 32, "width": 32}}
 _CLIP_VISION = {"image_size": 32, "patch_size": 8}
@@ -71,20 +74,111 @@ _MINICPM = {"images": {"scale_resolution": 64, "patch_size": 8}, "vision": {"pat
 _PIXTRAL = {"images": {"size": {"longest_edge": 64}, "patch_size": 8}, "token": "[IMG]",
             "vision": {"patch_size": 8, "image_size": 64},
             "processor": {"patch_size": 8, "spatial_merge_size": 2}, "config": {"spatial_merge_size": 2}}  # fmt: skip
+_SAM = {"hidden_size": 32, "num_attention_heads": 2, "window_size": 2, "global_attn_indexes": [1], "mlp_dim": 48,
+        "patch_size": 16, "image_size": 64, "num_hidden_layers": 2, "output_channels": 16}  # fmt: skip
 _PINS = [[32, 64], [64, 32], [64, 64]]
 
 ROWS: dict[str, dict[str, Any]] = {
-    "aria": {"images": {"max_image_size": 490}, "processor": {"size_conversion": {"32": 8}}},
+    "aria": {"images": {"max_image_size": 490}, "processor": {"size_conversion": {"490": 8, "980": 8}},
+             "vision": {"image_size": 490, "patch_size": 14}, "config": {"projector_patch_to_query_dict": {1225: 8}}},
     "aya_vision": {"images": _SQUARE | {"crop_to_patches": True, "max_patches": 4}, "vision": _CLIP_VISION,
                    "processor": {"patch_size": 8, "img_size": 32, "downsample_factor": 2},
                    "token": "<|IMG_PATCH|>", "config": {"downsample_factor": 2}},
+    "chameleon": {"images": {"size": {"shortest_edge": 32}, "crop_size": {"height": 32, "width": 32}},
+                  "processor": {"image_seq_length": 16},
+                  "parts": {"vq_config": {"resolution": 32, "base_channels": 32, "channel_multiplier": [1, 1, 2, 2],
+                                          "num_embeddings": 16, "embed_dim": 16, "latent_channels": 16}},
+                  "config": {"vocabulary_map": {"<image>": IDS["<image>"], "<reserved08706>": IDS["<reserved08706>"]}
+                             | {f"IMGIMG{chr(65 + place)}Z": 4 + place for place in range(16)}}},
+    "cohere2_vision": {"images": _SQUARE | {"crop_to_patches": True, "max_patches": 4, "patch_size": 2},
+                       "vision": _CLIP_VISION, "token": "<|IMG_PATCH|>",
+                       "tokens": {"image_token": "<|IMG_PATCH|>", "boi_token": "<|START_OF_IMG|>",
+                                  "eoi_token": "<|END_OF_IMG|>"}, "config": {"alignment_intermediate_size": 64}},
+    "cohere_compass": _DEEP | {"token": "<|IMAGE_PAD|>", "tokens": {"image_token": "<|IMAGE_PAD|>"},
+                               "images": _GRID["images"] | {"patch_size": 8},
+                               "text": {"rope_parameters": {name: {"rope_type": "default", "rope_theta": 10000.0}
+                                                            for name in ("full_attention", "sliding_attention")}}},
+    "deepseek_ocr2": {"parts": {"vision_config": {"sam_config": _SAM | {"image_size": 1024,
+                                                                         "downsample_channels": [24, 64]},
+                                                  "encoder_config": {"hidden_size": 64}}},
+                      "text": {"num_experts_per_tok": 2, "moe_intermediate_size": 32, "n_group": 1, "topk_group": 1,
+                               "mlp_layer_types": ["dense"] * 4}},
+    "deepseek_vl": {"images": {"size": {"height": 32, "width": 32}}, "processor": {"num_image_tokens": 16},
+                    "vision": _CLIP_VISION},
+    "deepseek_vl_hybrid": {"images": {"size": {"height": 32, "width": 32},
+                                      "high_res_size": {"height": 64, "width": 64}},
+                           "processor": {"num_image_tokens": 16}, "vision": _CLIP_VISION,
+                           "parts": {"high_res_vision_config": _SAM}},
+    "emu3": {"images": {"min_pixels": 16 * 16, "max_pixels": 64 * 64, "spatial_factor": 8},
+             "text": {"vocab_size": ROOM}},
+    "ernie4_5_vl_moe": _GRID | {"images": {"size": _QWEN, "patch_size": 8, "merge_size": 2, "temporal_patch_size": 1},
+                                "vision": {"patch_size": 8, "hidden_size": 64, "num_heads": 4},
+                                "text": {"moe_intermediate_size": [48, 32], "rope_parameters": {
+                                    "rope_type": "default", "rope_theta": 10000.0, "mrope_section": [3, 3, 2]}}},
     "exaone4_5": _GRID | {"tokens": {"image_token": "<image>"}},
     "gemma3": {"images": _SQUARE | {"image_seq_length": 4}, "vision": _CLIP_VISION,
                "config": {"mm_tokens_per_image": 4}, "processor": {"image_seq_length": 4},
                "tokens": {"image_token": "<image_soft_token>"}, "token": "<image_soft_token>"},
     "glm4v": _GRID | {"text": _MROPE}, "glm46v": _GRID | {"text": _MROPE},
     "glm4v_moe": _GRID | {"text": _HALF, "like": "glm4v"}, "glm_ocr": _GRID | {"text": _MROPE, "like": "glm46v"},
-    "got_ocr2": {"images": _SQUARE, "token": "<imgpad>"},
+    "got_ocr2": {"images": {"size": {"height": 256, "width": 256}}, "token": "<imgpad>",
+                 "vision": _SAM | {"image_size": 256, "patch_size": 4}},
+    "glm5_next": _GRID | {"text": {"num_key_value_heads": 4, "index_topk": 16, "qk_rope_head_dim": 0}},
+    "glmga": _GRID | {"text": _MROPE, "like": "glm46v"},
+    "inkling_mm_model": {"vision": {"patch_size": 40, "text_hidden_size": 64}},
+    "inkling2": {"images": {"size": {"height": 16, "width": 16}},
+                 "vision": {"patch_size": 8, "text_hidden_size": 64, "projection_hidden_dim": 64}},
+    "janus": {"images": {"size": {"height": 32, "width": 32}}, "processor": {"num_image_tokens": 16},
+              "vision": {"image_size": 32, "patch_size": 8, "num_image_tokens": 16, "projection_dim": 64},
+              "parts": {"vq_config": {"base_channels": 32, "num_embeddings": 16, "channel_multiplier": [1, 1],
+                                      "latent_channels": 32, "projection_dim": 64, "image_token_embed_dim": 64}}},
+    "kimi_k25": {"images": {"patch_size": 8, "size": {"max_height": 64, "max_width": 64}}, "text": _LATENT,
+                 "vision": {"patch_size": 8, "pos_emb_height": 8, "pos_emb_width": 8, "hidden_size": 64},
+                 "config": {"projection_hidden_size": 64}},
+    "lfm2_vl": {}, "llama4": {"text": {"num_experts_per_tok": 1}, "images": _SQUARE, "token": "<|patch|>",
+                              "vision": _CLIP_VISION | {"vision_output_dim": 64, "projector_input_dim": 64,
+                                                        "projector_output_dim": 64, "intermediate_size": 256}},
+    "minicpm_ocr": {"images": {"scale_resolution": 64, "patch_size": 8}, "vision": {"patch_size": 8, "image_size": 64}},
+    "minimax_m3_vl": _GRID | {"token": "]<]image[>[", "config": {"merged_hidden_size": 256},
+                              "vision": {"patch_size": 8, "spatial_merge_size": 2, "temporal_patch_size": 2}},
+    "molmo2": {"images": {"size": {"height": 32, "width": 32}, "patch_size": 8, "overlap_margins": [1, 1]},
+               "vision": {"image_size": [32, 32], "patch_size": 8, "num_position_embeddings": 16, "head_dim": 16},
+               "parts": {"adapter_config": {"vision_feature_layer": [3, 1], "text_hidden_size": 64}},
+               "token": "<im_patch>"},
+    "muse_glimmer": {"images": {"patch_size": 8, "max_image_tokens": 16}, "token": "<|patch|>",
+                     "vision": {"patch_size": 8, "pos_emb_height": 8, "pos_emb_width": 8, "hidden_size": 64},
+                     "config": {"out_hidden_size": 64, "projector_hidden_size": 64}},
+    "muse_spark": {"images": {"patch_size": 8, "max_image_tokens": 16},
+                   "vision": {"patch_size": 8, "pos_emb_height": 8, "pos_emb_width": 8, "hidden_size": 64},
+                   "parts": {"audio_config": {"hidden_sizes": [8, 16, 32, 64], "out_hidden_size": 64}},
+                   "config": {"out_hidden_size": 256, "projector_hidden_size": 64}},
+    "nemotron_h_omni": {"vision": {"video_temporal_patch_size": 2, "image_size": 64, "max_img_size": 128},
+                        "config": {"vision_hidden_size": 64, "projector_hidden_size": 64}},
+    "qwen2_5_omni_thinker": _GRID | {"config": {"vision_start_token_id": IDS["<|vision_start|>"]}, "text": _MROPE,
+                                     "around": ("<|vision_start|>", "<|vision_end|>"),
+                                     "like": "qwen2_5_vl", "processor_class": "Qwen2_5OmniProcessor"},
+    "qwen3_omni_moe_thinker": _DEEP | {"config": {"vision_start_token_id": IDS["<|vision_start|>"]},
+                                       "around": ("<|vision_start|>", "<|vision_end|>"),
+                                     "like": "qwen2_5_vl", "processor_class": "Qwen3OmniMoeProcessor"},
+    "qwen4_exp": _GRID | {"text": _GATED | {"indexer_n_heads": 2, "indexer_kv_heads": 1, "indexer_head_dim": 16,
+                                            "indexer_budget": 8, "indexer_compress_ratio": 2,
+                                            "ngram_vocab_size_base": 64, "output_gate_type": "sigmoid"}},
+    "step3p7": {"images": {"size": {"height": 64, "width": 64}, "patch_size": 32, "vision_patch_size": 8,
+                           "downsampler_stride": 4, "max_image_size": 128},
+                "vision": {"patch_size": 8, "image_size": 64}, "token": "<im_patch>",
+                "text": {"sliding_window": 16, "num_sliding_attention_heads": 4,
+                         "layer_types": ["full_attention", "sliding_attention"] * 2,
+                         "rope_parameters": {name: {"rope_type": "default", "rope_theta": 10000.0}
+                                             for name in ("full_attention", "sliding_attention")}}},
+    "unlimited_ocr": {"images": {"size": {"height": 64, "width": 64}, "tile_size": 32},
+                      "parts": {"vision_config": {"sam_config": _SAM | {"downsample_channels": [24, 64]},
+                                                  "encoder_config": {"hidden_size": 64, "image_size": 64,
+                                                                     "patch_size": 16}}},
+                      "text": {"num_key_value_heads": 4}},
+    "granite4_vision": {"images": _CLIP | {"image_grid_pinpoints": _PINS}, "vision": _CLIP_VISION,
+                        "processor": _LLAVA,
+                        "config": {"image_grid_pinpoints": _PINS, "downsample_rate": "1/2",
+                                   "deepstack_layer_map": [[-2, 1]], "spatial_target_layers": [2]}},
     "hunyuan_vl": _GRID, "hyperclovax_vision_v2": _GRID, "lfm3_vl": _GRID,
     "idefics2": {"images": {"size": {"shortest_edge": 24, "longest_edge": 32}, "do_image_splitting": False},
                  "vision": _CLIP_VISION},
@@ -104,14 +198,17 @@ ROWS: dict[str, dict[str, Any]] = {
     "llava_onevision": {"images": _SQUARE | {"image_grid_pinpoints": _PINS}, "vision": _CLIP_VISION,
                         "processor": {"num_image_tokens": 16, "vision_feature_select_strategy": "full"},
                         "config": {"image_grid_pinpoints": _PINS}},
-    "cosmos3_edge": _GRID | {"text": _MROPE},
-    "granite_docling": {"images": {"size": {"longest_edge": 64}, "max_image_size": {"longest_edge": 32}},
-                        "vision": _CLIP_VISION | {"out_hidden_size": 64}, "processor": {"image_seq_len": 4}},
+    "cosmos3_edge": _GRID | {"text": _MROPE, "images": _GRID["images"] | {"temporal_patch_size": 1}},
+    "granite_docling": {"images": _SQUARE, "vision": _CLIP_VISION | {"out_hidden_size": 64, "scale_factor": 2,
+                                                                     "deepstack_visual_indexes": [0, 1]},
+                        "processor": {"image_seq_len": 4}},
     "minicpmv4_6": _MINICPM, "minicpmv4_7": _MINICPM | {"like": "minicpmv4_6"},
-    "mistral_large4": _PIXTRAL,
+    "mistral_large4": _PIXTRAL | {"text": _LATENT},
     "mistral3": _PIXTRAL,
     "ovis2": {"images": _SQUARE, "vision": _CLIP_VISION, "processor": {"image_seq_length": 16}, "token": "<IMG_ATOM>"},
     "paddleocr_vl": _GRID | {"text": _MROPE, "images": _GRID["images"] | {"temporal_patch_size": 1}},
+    "pp_chart2table": {"images": {"size": {"height": 256, "width": 256}}, "token": "<imgpad>",
+                       "vision": _SAM | {"image_size": 256, "patch_size": 4}},
     "paligemma": {"images": _SQUARE | {"image_seq_length": 16}, "vision": _CLIP_VISION},
     "qianfan_ocr": {"images": _SQUARE | {"crop_to_patches": True, "max_patches": 4},
                     "processor": {"image_seq_length": 4}, "token": "<IMG_CONTEXT>",
@@ -120,22 +217,24 @@ ROWS: dict[str, dict[str, Any]] = {
                          "text": _MROPE},
     "qwen2_5_vl": _GRID | {"text": _MROPE}, "qwen3_vl": _DEEP, "qwen3_5": _GRID | {"text": _GATED},
     "qwen3_5_moe": _GRID | {"text": _GATED}, "qwen3_vl_moe": _DEEP | {"like": "qwen3_vl"},
-    "video_llama_3": _GRID, "cosmos3_omni": _DEEP | {"like": "qwen3_vl"},
+    "video_llama_3": _GRID | {"images": _GRID["images"] | {"temporal_patch_size": 1}},
+    "cosmos3_omni": _DEEP | {"like": "qwen3_vl"},
     "smolvlm": {"images": {"size": {"longest_edge": 64}, "max_image_size": {"longest_edge": 32}},
                 "vision": _CLIP_VISION, "processor": {"image_seq_len": 4}, "config": {"scale_factor": 2}},
     "video_llava": {"images": _CLIP, "vision": _CLIP_VISION, "processor": _LLAVA},
     "vipllava": {"images": _CLIP, "vision": _CLIP_VISION, "processor": _LLAVA,
                  "config": {"vision_feature_layers": [-2, -3]}},
 }  # fmt: skip
-"""By model type: `config` for the whole, `vision` and `text` for its parts, `images` for the image processor,
-`processor` for what surrounds it, `tokens` for the tokenizer, `token` for the one of vectors, and `like` for a model
-type whose processors are its own."""
+"""By model type: `config` for the whole, `vision` and `text` for its parts, `parts` for all of these before they are
+checked, `images` for the image processor, `processor` for what surrounds it, `tokens` for the tokenizer, `token` for
+the one of vectors, `around` for what stands around images, and `like` for a model type whose processors are its own."""
 
 
 def image_config(model_type: str, token: str) -> PreTrainedConfig:
     """Make a tiny config with tokens of the tokenizer."""
     kind, row = CONFIG_MAPPING[model_type], ROWS.get(model_type, {})
-    values = tiny_config(kind, model_type).to_dict()
+    parts = {f"{part}_config": row[part] for part in ("vision", "text") if part in row}
+    values = tiny_config(kind, model_type, parts | row.get("parts", {})).to_dict()
     for part, usual in (("vision", {}), ("text", TEXT)):
         inner = values.get(f"{part}_config")
         if isinstance(inner, dict):

@@ -21,7 +21,7 @@ from quire.foundation.config import ModelConfig, environment
 from quire.models.fallback.image_processor import CheckpointProcessor, PixtralLayout
 from quire.models.spec import read_spec, spec_of
 from tests.media.checkpoints import picture
-from tests.models_sweep.image_rows import write_images_model
+from tests.models_sweep.image_rows import ROWS, write_images_model
 
 NEW_TOKENS = 16
 SIZES: tuple[tuple[tuple[int, int], ...], ...] = ((), ((60, 44),), ((100, 30), (33, 90)))
@@ -38,7 +38,8 @@ def generated(
         inputs = _of_pixtral(processor, text, images)
     else:
         given = {"add_special_tokens": False, "return_tensors": "pt"}
-        inputs = dict(processor(text=[text], images=list(images) or None, **given))
+        make = processor if images else processor.tokenizer  # some processors refuse prompts without images
+        inputs = dict(make(text=[text], **given | ({"images": list(images)} if images else {})))
     ids = inputs["input_ids"] = torch.as_tensor(inputs["input_ids"])
     inputs["attention_mask"] = torch.ones_like(ids)
     if images:
@@ -47,6 +48,8 @@ def generated(
         inspect.signature(model.forward).parameters.keys()
         | inspect.signature(model.base_model.forward).parameters.keys()
     )
+    if "token_type_ids" not in inspect.signature(model.forward).parameters:
+        accepted = accepted - {"token_type_ids"}
     inputs = {name: value for name, value in inputs.items() if name in accepted}
     with torch.no_grad():
         found = model.generate(
@@ -91,14 +94,16 @@ def test_images(
         record_property("outcome", ("refused", why.splitlines()[0] if why else "config.json has no vision_config"))
         return
     settings: dict[str, Any] = {"dtype": "float32", "device": "cpu", "max_num_batched_tokens": 16, "max_num_seqs": 4}
-    settings |= {"max_model_len": 400, "kv_cache_memory_bytes": 16 << 20, "block_size": 8}
+    settings |= {"max_model_len": 1400, "kv_cache_memory_bytes": 16 << 20, "block_size": 8}
     try:
         llm = LLM(str(directory), **settings)
     except SetupError as error:
         record_property("outcome", ("refused", _line(error)))
         return
     processor = CheckpointProcessor(directory, vision.image_token)
+    before, behind = ROWS.get(model_type, {}).get("around", ("", ""))
     mark = llm.get_tokenizer().decode([vision.placeholder], skip_special_tokens=False)
+    mark = f"{before}{mark}{behind}"
     texts = ("Hello world", f"one {mark} two", f"{mark} three {mark} four")
     prompts, expected = [], []
     for text, sizes in zip(texts, SIZES, strict=True):

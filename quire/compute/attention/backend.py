@@ -7,7 +7,7 @@ there are no phases.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from torch import Tensor
 
@@ -46,6 +46,22 @@ class KVView:
         return self.layers[0].keys.shape[1]
 
 
+class TwoSidedSpans(NamedTuple):
+    """Tokens of a step's rows that see one another, whether before or behind, and all before their span.
+
+    Attributes:
+        tokens: [tokens of spans] int64, their places in the batch, span by span.
+        slots: [spans] int64, each span's line in the tables.
+        starts: [spans] int64, how many tokens of its sequence are before a span.
+        counts: [spans] int64, its tokens.
+    """
+
+    tokens: Tensor
+    slots: Tensor
+    starts: Tensor
+    counts: Tensor
+
+
 @dataclass(frozen=True)
 class StepRows:
     """The rows that a step moves forward, and by how much.
@@ -64,6 +80,7 @@ class StepRows:
         device_counts: [rows] int64: `counts` on the device.
         tables: For each KV group, [slots, blocks of the longest sequence] int64.
         metadata: What `AttentionBackend.build_metadata` made of counts and bounds, on the device.
+        spans: Tokens that see those behind them as well, up to the end of their span; None: there are none.
     """
 
     counts: IntArray
@@ -76,6 +93,7 @@ class StepRows:
     device_counts: Tensor
     tables: tuple[Tensor, ...]
     metadata: AttentionMetadata = field(default_factory=AttentionMetadata)
+    spans: TwoSidedSpans | None = None
 
     def paged(self, group: int) -> PagedRows:
         """Return the rows as kernels take them for layers of a KV group."""

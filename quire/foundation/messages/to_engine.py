@@ -76,6 +76,7 @@ class Medium(msgspec.Struct, frozen=True, array_like=True):
         kind: What it is: an image, a sound or a video.
         times: [slices] int32, when each slice of a video begins, in positions behind its first one; each has `rows` and
             `columns`. Empty: an image.
+        two_sided: Whether the tokens that stand for its vectors see one another, those behind them as well.
     """
 
     digest: bytes
@@ -90,6 +91,7 @@ class Medium(msgspec.Struct, frozen=True, array_like=True):
     text: bytes = b""
     kind: MediumKind = "image"
     times: bytes = b""
+    two_sided: bool = False
 
     @property
     def num_vectors(self) -> int:

@@ -90,12 +90,14 @@ class MediaPiece(Message, frozen=True):
         skip, count: The row's tokens from `skip` on, `count` of them.
         first: Which of the image's vectors is the first of these.
         digest: The image's.
+        two_sided: Whether these tokens see one another, those behind them as well.
     """
 
     skip: int
     count: int
     first: int
     digest: bytes
+    two_sided: bool = False
 
 
 class MediaRow(Message, frozen=True):

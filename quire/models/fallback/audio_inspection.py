@@ -36,7 +36,7 @@ def describe(directory: Path) -> HearingSpec:
     """
     config = read_config(directory)
     architecture = str((config.architectures or [""])[0])
-    model = build_tower_model(directory, architecture, torch.float32, features=None)
+    model = build_tower_model(directory, architecture, torch.float32, images=False)
     token = audio_token_of(config)
     processor = CheckpointAudioProcessor(directory, token)
     counts, elements = [], 0

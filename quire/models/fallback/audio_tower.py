@@ -36,7 +36,7 @@ class HearingTower:
     def __init__(self, spec: HearingSpec, build: LayerFactory) -> None:
         self.spec = spec
         self._dtype = build.options.dtype
-        self._model: Any = build_tower_model(Path(spec.directory), spec.architecture, self._dtype, features=None)
+        self._model: Any = build_tower_model(Path(spec.directory), spec.architecture, self._dtype, images=False)
         self._accepted = arguments_of(self._model) | arguments_of(self._model.base_model)
         build.remember(TransformersWeights(self._model, self, build.options, [], leaves_out=True, is_part=True))
 

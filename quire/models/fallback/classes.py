@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import json
+import sys
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, Literal
@@ -63,8 +64,16 @@ def find_class(config: Any, names: list[str]) -> type[PreTrainedModel] | None:
     texts, images = map(_classes_of, (MODEL_FOR_CAUSAL_LM_MAPPING_NAMES, MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES))
     name = next((name for name in names if name in texts | images), None)
     found: type[PreTrainedModel] | None = None if name is None else getattr(transformers, name)
-    sees = not config.is_encoder_decoder and hasattr(found, "get_image_features")
+    sees = found is not None and not config.is_encoder_decoder and sees_images(found)
     return found if name in texts or sees else None
+
+
+def sees_images(kind: type[PreTrainedModel]) -> bool:
+    """Whether a class, or the one that it puts a head on, computes vectors of images (`get_image_features`)."""
+    if hasattr(kind, "get_image_features"):
+        return True
+    stem, others = kind.__name__.partition("For")[0], vars(sys.modules[kind.__module__])
+    return hasattr(others.get(f"{stem}Model"), "get_image_features")
 
 
 def find_whole_class(config: Any, names: list[str]) -> tuple[type[PreTrainedModel], TextHeadKind]:
@@ -113,7 +122,7 @@ def build_on_meta(kind: type[PreTrainedModel], config: Any, dtype: torch.dtype, 
     Raises:
         CheckpointError: transformers cannot build it.
     """
-    if kind.config_class is not None and not isinstance(config, kind.config_class):
+    if kind.config_class is not None and not isinstance(config, kind.config_class) and not sees_images(kind):
         config = text_config_of(config)
     config._attn_implementation = EAGER
     try:
@@ -131,7 +140,7 @@ def build_on_meta(kind: type[PreTrainedModel], config: Any, dtype: torch.dtype, 
 def build_text_on_meta(kind: type[PreTrainedModel], config: Any, dtype: torch.dtype) -> PreTrainedModel:
     """Build a model that generates text as `build_on_meta` does, without the modules that read something else."""
     model = build_on_meta(kind, config, dtype)
-    if hasattr(model, "get_image_features"):
+    if sees_images(kind):
         text: Any = model.get_decoder()  # type: ignore[no-untyped-call]
         for name, child in list(model.base_model.named_children()):
             if not any(module is text for module in child.modules()) and text is not model.base_model:

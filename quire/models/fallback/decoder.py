@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
+from transformers import PreTrainedModel
 
 from quire.compute.attention.backend import AttentionBackend
 from quire.compute.collectives.delta import Stream
+from quire.errors import CheckpointError
 from quire.models.fallback.attentions import fuse_attentions
 from quire.models.fallback.classes import (
     EAGER,
@@ -19,6 +22,7 @@ from quire.models.fallback.classes import (
     build_text_on_meta,
     find_class,
     read_config,
+    sees_images,
     set_attention,
     set_experts,
 )
@@ -31,6 +35,7 @@ from quire.models.fallback.weights import TransformersWeights
 from quire.models.layers.factory import LayerFactory
 from quire.models.layers.rotary import Positions
 from quire.models.spec import ModelSpec
+from quire.models.vision.module_spec import ModuleVisionSpec
 
 
 class FallbackDecoder:
@@ -48,11 +53,15 @@ class FallbackDecoder:
         kind = find_class(config, [description.architecture])
         assert kind is not None, "described as a causal language model"
         model = build_text_on_meta(kind, config, build.options.dtype)
+        self._added: tuple[Tensor, Sequence[Tensor]] | None = None
         self._model, self._sees = model, spec.vision is not None
         self._longest, self._vocabulary = spec.max_model_len, spec.vocab_size
         self._halves = Halves(model, description.is_separate)
+        if isinstance(spec.vision, ModuleVisionSpec) and spec.vision.deep:
+            for number, layer in enumerate(_layers_with_vectors(model)[: spec.vision.deep]):
+                layer.register_forward_hook(partial(self._add_vectors, number))
         products = find_products(model, self._run_on_meta) if build.options.device.type == "cpu" else []
-        others = hasattr(model, "get_image_features")
+        others = sees_images(kind)
         build.remember(TransformersWeights(model, self, build.options, products, leaves_out=others))
         self._paged = PagedAttention(model, description) if description.tier == "paged" else None
         self.own = None if self._paged else OwnCaches(self._halves)
@@ -76,6 +85,21 @@ class FallbackDecoder:
             assert self.own is not None
             assert isinstance(attention, RowsOnly)
             yield Stream(self.own.hidden(stream.x, attention), None)
+
+    def with_vectors(self, blocks: Iterator[Stream], places: Tensor, deep: Sequence[Tensor]) -> Iterator[Stream]:
+        """Yield what `blocks` yields, with vectors [images' tokens, hidden] added behind the first layers."""
+        self._added = places, deep
+        try:
+            yield from blocks
+        finally:
+            self._added = None
+
+    def _add_vectors(self, number: int, _layer: Any, _inputs: Any, hidden: Tensor) -> Tensor:
+        """Return what the layer of this number returned, with its vectors of images."""
+        if self._added is None:
+            return hidden
+        places, deep = self._added
+        return hidden.index_add(1, places, deep[number][None])
 
     def finish(self, stream: Stream) -> Tensor:
         return stream.x
@@ -123,3 +147,18 @@ class FallbackDecoder:
             if self._paged is not None:
                 set_attention(self._model, PAGED)
         return logits
+
+
+def _layers_with_vectors(model: PreTrainedModel) -> Any:
+    """Return the layers of a text model that adds vectors of images to what the first ones return (DeepStack).
+
+    Raises:
+        CheckpointError: It adds them in its own way, or adds none.
+    """
+    text: Any = model.get_decoder()  # type: ignore[no-untyped-call]
+    if not hasattr(text, "_deepstack_process") or not hasattr(text, "layers"):
+        raise CheckpointError(
+            f"{type(text).__name__} adds vectors of images to its layers in its own way, which is not built: "
+            "--language-model-only serves its text model."
+        )
+    return text.layers

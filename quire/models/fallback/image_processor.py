@@ -29,6 +29,8 @@ _PARTS = ("image_processor", "video", "feature_extractor")
 """In the names of parts of processors that may be left out."""
 _FILES = ("processor_config.json", "preprocessor_config.json", "tokenizer_config.json")
 _SHOWN = 300
+NUMBERED = 64
+"""Most images of a prompt, where processors number them."""
 _UNNAMED = {"fast_vlm": "LlavaProcessor", "glm_ocr": "Glm46VProcessor", "glmga": "Glm46VProcessor"}
 """Processors of model types for which transformers names none."""
 
@@ -43,6 +45,21 @@ class ImageInputs(NamedTuple):
 
     tokens: list[int]
     tensors: dict[str, NDArray[Any]]
+
+
+class Repeated(NamedTuple):
+    """What becomes of an image's tokens behind other images of a prompt.
+
+    Attributes:
+        numbered: Where its number stands among its tokens.
+        numbers: The tokens of each number, from that of the first image; empty: images are not numbered.
+        joint: The token that an image begins and ends with, of which two that touch have one between them; None: there
+            is none.
+    """
+
+    numbered: int = 0
+    numbers: tuple[tuple[int, ...], ...] = ()
+    joint: int | None = None
 
 
 class CheckpointProcessor:
@@ -86,14 +103,43 @@ class CheckpointProcessor:
             f"No token of the checkpoint's processor stands for an image: {'; '.join(problems)[:_SHOWN]}"
         )
 
-    def check_repeated(self) -> None:
-        """Raise a CheckpointError if the second image of a prompt has other tokens than the first, of equal images."""
+    def repeated(self) -> Repeated:
+        """Find what becomes of an image's tokens behind other images.
+
+        Raises:
+            CheckpointError: They are other ones, and not for a number or a token that two images share.
+        """
         if isinstance(self.processor, PixtralLayout):
-            return
-        text, image = self._tokenizer.convert_ids_to_tokens(self.placeholder), _small_image()
-        both = self.processor(text=[text * 2], images=[image] * 2, add_special_tokens=False, return_tensors="pt")
-        if [int(each) for each in both["input_ids"][0]] != self.inputs(image).tokens * 2:
+            return Repeated()
+        one, both = self.inputs(_small_image()).tokens, self._tokens_of(2)
+        if both == one * 2:
+            return Repeated()
+        if both == one + one[1:] and one[0] == one[-1] != self._image_token:
+            return Repeated(joint=one[0])
+        second = both[len(one) :]
+        begin = next(place for place, pair in enumerate(zip(one, second, strict=False)) if pair[0] != pair[1])
+        behind = len(one) - begin
+        while behind and one[-behind:] != second[-behind:]:
+            behind -= 1
+        numbers, rest = list[tuple[int, ...]](), self._tokens_of(NUMBERED) if behind else []
+        while rest[:begin] == one[:begin] and len(numbers) < NUMBERED:
+            ends = (end for end in range(begin, len(rest)) if rest[end : end + behind] == one[-behind:])
+            end = next(ends, begin)
+            numbers.append(tuple(rest[begin:end]))
+            rest = rest[end + behind :]
+        if rest or len(numbers) != NUMBERED or any(self._image_token in each for each in [one[:begin], *numbers]):
             raise CheckpointError("an image's tokens depend on the other images of a prompt, which is not built")
+        return Repeated(begin, tuple(numbers))
+
+    def _tokens_of(self, count: int) -> list[int]:
+        text = self._tokenizer.convert_ids_to_tokens(self.placeholder) * count
+        return self._processed(text, *[_small_image()] * count).tokens
+
+    def of_several(self, images: Sequence[Image]) -> ImageInputs | None:
+        """Return what the model takes of a prompt of these images alone; None: it is not known."""
+        if isinstance(self.processor, PixtralLayout):
+            return None
+        return self._processed(self._tokenizer.convert_ids_to_tokens(self.placeholder) * len(images), *images)
 
     def inputs(self, image: Image) -> ImageInputs:
         """Return what the model takes of an image in mode RGB. Raises RequestError if the processor refuses it."""
@@ -107,10 +153,10 @@ class CheckpointProcessor:
                 f"({type(error).__name__}: {first})."
             ) from None
 
-    def _processed(self, text: str, image: Image) -> ImageInputs:
-        found = self.processor(text=[text], images=[image], add_special_tokens=False, return_tensors="pt")
+    def _processed(self, text: str, *images: Image) -> ImageInputs:
+        found = self.processor(text=[text], images=list(images), add_special_tokens=False, return_tensors="pt")
         tokens = [int(each) for each in found["input_ids"][0]]
-        tensors = {name: np.asarray(value) for name, value in found.items() if name not in TEXTS and value is not None}
+        tensors = {name: _array(value) for name, value in found.items() if name not in TEXTS and value is not None}
         return ImageInputs(tokens, tensors)
 
     def _candidates(self) -> list[str]:
@@ -123,6 +169,11 @@ class CheckpointProcessor:
         texts = [each for value in values if isinstance(each := getattr(value, "content", value), str)]
         own = self._tokenizer.convert_ids_to_tokens(self._image_token)
         return list(dict.fromkeys([*texts, *([own] if own else [])]))
+
+
+def _array(value: Any) -> NDArray[Any]:
+    """Return a tensor as an array; numpy has no bfloat16, whose values fp32 has, too."""
+    return np.asarray(value.float() if str(getattr(value, "dtype", "")) == "torch.bfloat16" else value)
 
 
 class _Absent:

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from quire.errors import CheckpointError
-from quire.models.fallback.classes import build_on_meta, read_config, set_attention, text_config_of
+from quire.models.fallback.classes import build_on_meta, read_config, sees_images, set_attention, text_config_of
 from quire.models.fallback.weights import TransformersWeights
 from quire.models.layers.factory import LayerFactory
 from quire.models.vision.module_spec import ModuleVisionSpec
@@ -65,7 +65,7 @@ class StubEmbedding(nn.Module):
 
 
 def build_tower_model(
-    directory: Path, architecture: str, dtype: torch.dtype, features: str | None = "get_image_features"
+    directory: Path, architecture: str, dtype: torch.dtype, *, images: bool = True
 ) -> PreTrainedModel:
     """Build a model on the meta device, with a TextStub in the place of its text model.
 
@@ -73,16 +73,16 @@ def build_tower_model(
         directory: The checkpoint.
         architecture: The class.
         dtype: The dtype of its weights.
-        features: The method by which the tower computes; None: no method is called.
+        images: Whether the tower sees images.
 
     Raises:
-        CheckpointError: The class has no tower apart from its text model, or no such method.
+        CheckpointError: The class has no tower apart from its text model, or none that sees images.
     """
     kind = getattr(transformers, architecture, None)
     if kind is None:
         raise CheckpointError(f"transformers {transformers.__version__} has no {architecture}.")
-    if features is not None and not hasattr(kind, features):
-        raise CheckpointError(f"{architecture} has no {features}, by which images are computed.")
+    if images and not sees_images(kind):
+        raise CheckpointError(f"{architecture} has no get_image_features, by which images are computed.")
     config = read_config(directory)
     model = build_on_meta(kind, config, dtype)
     text: Any = model.get_decoder()  # type: ignore[no-untyped-call]
@@ -118,8 +118,9 @@ class ModuleTower:
         self.spec = spec
         self.model = build_tower_model(Path(spec.directory), spec.architecture, build.options.dtype)
         self._dtype = build.options.dtype
-        owners: list[Any] = [self.model, self.model.base_model]
-        features = [inspect.unwrap(each.get_image_features) for each in owners if hasattr(each, "get_image_features")]
+        self._owners: list[Any] = [self.model, self.model.base_model]
+        having = [each for each in self._owners if hasattr(each, "get_image_features")]
+        features = [inspect.unwrap(each.get_image_features) for each in having]
         self._accepted = frozenset(name for each in features for name in inspect.signature(each).parameters)
         build.remember(TransformersWeights(self.model, self, build.options, [], leaves_out=True, is_part=True))
 
@@ -139,7 +140,7 @@ class ModuleTower:
         inputs = {name: each for name, each in self.typed(image).items() if name in accepted or "args" in accepted}
         if "pixel_values" in accepted and not inputs and len(image) == 1:  # one that a class names in its own way
             inputs = dict(zip(("pixel_values",), self.typed(image).values(), strict=True))
-        features: Any = self.model.get_image_features
+        features: Any = next(each for each in self._owners if hasattr(each, "get_image_features")).get_image_features
         with torch.inference_mode():
             found = features(**inputs)
             deep = getattr(found, "deepstack_features", None) or ()

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from quire.errors import CheckpointError
 from quire.models.fallback.classes import arguments_of
-from quire.models.fallback.image_processor import CheckpointProcessor
+from quire.models.fallback.image_processor import CheckpointProcessor, ImageInputs
 from quire.models.fallback.tower import ModuleTower, TextStub
 
 _KNOWN = {
@@ -41,8 +41,10 @@ def check(tower: ModuleTower) -> None:
     processor = CheckpointProcessor(Path(spec.directory), spec.image_token)
     values = np.random.default_rng(0).integers(0, 256, (6, 8, 3), dtype=np.uint8)
     found = processor.inputs(Image.fromarray(values).resize((100, 75)))
-    tensors = {name: torch.from_numpy(each) for name, each in found.tensors.items()}
-    ids = torch.tensor([[1] * _BEFORE + found.tokens + [2] * _BEHIND])
+    tensors = _tensors(found)
+    begin = getattr(tower.model.config, "vision_start_token_id", None)  # by which some classes find images
+    before = [1] * _BEFORE + [begin] * isinstance(begin, int)
+    ids = torch.tensor([before + found.tokens + [2] * _BEHIND])
     is_vector = ids[0] == spec.image_token
     try:
         (own,) = tower([tensors])
@@ -60,7 +62,7 @@ def check(tower: ModuleTower) -> None:
     given = inputs.get("inputs_embeds")
     if not isinstance(given, Tensor) or given.shape[1] != ids.shape[1]:
         raise _refused(tower, "its text model gets no embeddings")
-    _check_mask(tower, inputs.get("attention_mask"))
+    _check_mask(tower, inputs.get("attention_mask"), is_vector)
     _check_positions(tower, inputs.get("position_ids"), is_vector, tensors)
     whole = torch.cat([given[0][is_vector], *deep], -1)
     if whole.shape != own.shape or own.shape[1] != spec.outputs:
@@ -68,7 +70,32 @@ def check(tower: ModuleTower) -> None:
     differs = float((whole - own).abs().max() / own.abs().max())
     if not differs <= _TOLERANCES[own.dtype] or not bool((given[0][~is_vector] == 0.5).all()):
         raise _refused(tower, f"its vectors differ by {differs:.1e} from those that its own forward computes")
+    _check_two(tower, processor, own)
     _log.info("load check  vectors of an image differ by %.1e of the largest", differs)
+
+
+def _check_two(tower: ModuleTower, processor: CheckpointProcessor, reference: Tensor) -> None:
+    """Refuse classes that make other vectors of an image when a prompt has another one, of another size."""
+    values = np.random.default_rng(1).integers(0, 256, (2, 6, 8, 3), dtype=np.uint8)
+    images = [Image.fromarray(each).resize(size) for each, size in zip(values, ((100, 30), (33, 90)), strict=True)]
+    both = processor.of_several(images)
+    if both is None:
+        return
+    try:
+        own = torch.cat([*tower([_tensors(processor.inputs(each)) for each in images])])
+        ids = torch.tensor([[1] * _BEFORE + both.tokens])
+        given = _text_inputs(tower, ids, _tensors(both))["inputs_embeds"][0][ids[0] == tower.spec.image_token]
+    except Exception as error:  # of processors that cannot read sizes so small, and forwards that take lists
+        _log.debug("two images are not compared: %s", error)
+        return
+    width = given.shape[-1]
+    differs = 1.0 if len(own) != len(given) else float((given - own[:, :width]).abs().max() / reference.abs().max())
+    if not differs <= 10 * _TOLERANCES[own.dtype]:
+        raise _refused(tower, "an image's vectors depend on the other images of a prompt")
+
+
+def _tensors(found: ImageInputs) -> dict[str, Tensor]:
+    return {name: torch.from_numpy(each) for name, each in found.tensors.items()}
 
 
 def _refused(tower: ModuleTower, why: str) -> CheckpointError:
@@ -96,8 +123,13 @@ def _says_something(value: Any) -> bool:
     return value is not None and value is not False and not (isinstance(value, (dict, list, tuple)) and not value)
 
 
-def _check_mask(tower: ModuleTower, mask: Any) -> None:
-    """Refuse masks that are not causal."""
+def _check_mask(tower: ModuleTower, mask: Any, is_vector: Tensor) -> None:
+    """Refuse masks that are not causal, but for the image's tokens where these see one another."""
+    behind = torch.zeros(len(is_vector), len(is_vector), dtype=torch.bool)
+    if tower.spec.two_sided:
+        behind = is_vector[:, None] & is_vector
+    if not isinstance(mask, Mapping) and tower.spec.two_sided and mask is None:
+        raise _refused(tower, "tokens of its images do not see those behind them, which was expected")
     if isinstance(mask, Mapping):
         masks = list(mask.values())
     else:
@@ -106,7 +138,7 @@ def _check_mask(tower: ModuleTower, mask: Any) -> None:
         if each is None or (isinstance(each, Tensor) and each.dim() == 2 and bool(each.bool().all())):
             continue
         sees = each[0, 0].bool() if each.dtype == torch.bool else each[0, 0] == 0
-        if bool(sees.triu(1).any()):
+        if not torch.equal(sees.triu(1), behind.triu(1)):
             raise _refused(tower, "tokens of its images see those behind them, which is not built")
 
 

@@ -17,6 +17,7 @@ from quire.models.fallback.image_processor import CheckpointProcessor
 from quire.models.fallback.inspection import answer
 from quire.models.fallback.tower import build_tower_model
 from quire.models.vision.module_spec import ModuleVisionSpec
+from quire.models.vision.modules import TWO_SIDED
 
 _TOKENS = ("image_token_id", "image_token_index", "img_context_token_id", "image_patch_id")
 _SIZES = ((1, 1), (336, 336), (2048, 2048), (4096, 1024), (1024, 4096))
@@ -37,14 +38,15 @@ def describe(directory: Path) -> ModuleVisionSpec:
     token = image_token_of(config)
     processor = CheckpointProcessor(directory, token)
     placeholder = processor.placeholder
-    processor.check_repeated()
-    counts, elements = [], 0
+    repeated = processor.repeated()
+    counts, elements, vectors = [], 0, 0
     for size in _SIZES:
         try:
             found = processor.inputs(Image.new("RGB", size, (90, 120, 150)))
         except RequestError:  # some processors cannot read the smallest
             continue
         counts.append(len(found.tokens))
+        vectors = max(vectors, found.tokens.count(token))
         elements = max(elements, sum(each.size for each in found.tensors.values()))
     if not counts:
         raise CheckpointError(f"{architecture}'s processor reads none of the images that were tried.")
@@ -63,6 +65,8 @@ def describe(directory: Path) -> ModuleVisionSpec:
         largest_tokens=max(counts),
         elements=_STATES * elements,
         merge=int(getattr(vision, "spatial_merge_size", 2)) if positions else 0,
+        longest=vectors if architecture in TWO_SIDED else 0,
+        **repeated._asdict(),
     )
 
 

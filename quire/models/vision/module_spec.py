@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,6 +18,9 @@ class ModuleVisionSpec:
         placeholder: The token that prompts have for each image.
         outputs: Width of an image's vectors, with those for layers.
         deep: For how many layers an image has vectors of its own (DeepStack).
+        longest: Most vectors of an image whose tokens see one another, those behind them as well; 0: they do not.
+        numbered, numbers, joint: What becomes of an image's tokens behind other images: `Repeated` in
+            fallback/image_processor.py.
         num_parameters: Number of weights that are loaded.
         least_tokens, largest_tokens: Fewest and most tokens of an image, of those that were tried.
         elements: What the tower computes at once for one of the most tokens, in elements.
@@ -36,6 +39,25 @@ class ModuleVisionSpec:
     elements: int
     merge: int = 0
     deep: int = 0
+    longest: int = 0
+    numbered: int = 0
+    numbers: tuple[tuple[int, ...], ...] = ()
+    joint: int | None = None
+
+    @property
+    def two_sided(self) -> bool:
+        """Whether tokens that stand for an image's vectors see one another, and are computed in one step."""
+        return self.longest > 0
+
+    def tokens_behind(self, before: Sequence[int], number: int, tokens: list[int]) -> list[int]:
+        """Return an image's tokens where it is the one of this number, from 0, and these tokens stand before it. Raises
+        ValueError if there are more images than have numbers."""
+        if self.numbers:
+            if number >= len(self.numbers):
+                raise ValueError(f"a prompt may have at most {len(self.numbers)} images of this model")
+            rest = self.numbered + len(self.numbers[0])
+            return [*tokens[: self.numbered], *self.numbers[number], *tokens[rest:]]
+        return tokens[1:] if before and before[-1] == self.joint == tokens[0] else tokens
 
     def most_tokens(self, replaced: Mapping[str, Any]) -> int:
         """Return the most tokens of an image. Raises ValueError for settings of the processor that are replaced."""

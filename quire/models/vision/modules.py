@@ -13,8 +13,9 @@ from quire.models.vision.module_spec import ModuleVisionSpec
 
 _log = logging.getLogger(__name__)
 _TWO_SIDED = "tokens of an image see those behind them, which is not built yet"
+TWO_SIDED = ("Gemma3ForConditionalGeneration",)
+"""Architectures whose images' tokens see one another."""
 NOT_BUILT = {
-    "Gemma3ForConditionalGeneration": _TWO_SIDED,
     "Gemma3nForConditionalGeneration": "its layers' own inputs (PLE) are not built for images yet",
     "Gemma4ForConditionalGeneration": _TWO_SIDED,
     "Gemma4UnifiedForConditionalGeneration": _TWO_SIDED,

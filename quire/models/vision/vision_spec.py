@@ -201,14 +201,15 @@ def read_vision(directory: Path) -> VisionSpec | None:
     """
     fields = ConfigFile(directory / "config.json")
     names, tower = fields.get("architectures", []), fields.get("vision_config")
-    if not isinstance(names, list) or not isinstance(tower, dict):
+    if not isinstance(names, list) or not (isinstance(tower, dict) or isinstance(fields.get("vq_config"), dict)):
         return None
-    for name in (_QWEN2, _QWEN25):
-        if name in names:
-            return _qwen(fields, tower, processor_settings(directory, "image_processor"), gated=name == _QWEN25)
-    clip = _clip(fields, tower, processor_settings(directory, "image_processor")) if _LLAVA in names else None
-    if clip is not None:
-        return clip
+    if isinstance(tower, dict):  # else images become tokens of a codebook
+        for name in (_QWEN2, _QWEN25):
+            if name in names:
+                return _qwen(fields, tower, processor_settings(directory, "image_processor"), gated=name == _QWEN25)
+        clip = _clip(fields, tower, processor_settings(directory, "image_processor")) if _LLAVA in names else None
+        if clip is not None:
+            return clip
     from quire.models.vision.modules import read_modules  # the specs of all models, which no model of text wants
 
     return read_modules(directory, names)

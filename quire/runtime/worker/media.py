@@ -9,6 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from quire.compute.attention.backend import TwoSidedSpans
 from quire.foundation.messages.to_engine import Medium, MediumKind, MediumTensor
 from quire.foundation.messages.workers import Plan
 from quire.models.layers.rotary import Positions
@@ -67,6 +68,21 @@ class MediaEncoder:
         frames = (-1,) if medium.kind == "video" else ()
         pixels = np.frombuffer(medium.pixels, dtype=np.uint8).reshape(*frames, medium.height, medium.width, 3)
         return torch.from_numpy(pixels.copy()).to(self._device)
+
+
+def two_sided_spans(plan: Plan, host: HostBatch) -> TwoSidedSpans | None:
+    """Return the tokens of a plan's images that see one another; None: there are none."""
+    found = [(row.row, piece) for row in plan.media_rows for piece in row.pieces if piece.two_sided]
+    if not found:
+        return None
+    firsts = [int(host.first_tokens[row]) + piece.skip for row, piece in found]
+    tokens = [np.arange(first, first + piece.count) for first, (_, piece) in zip(firsts, found, strict=True)]
+    columns = [
+        [int(host.slots[row]) for row, _ in found],
+        [int(host.max_lengths[row]) + piece.skip for row, piece in found],
+        [piece.count for _, piece in found],
+    ]
+    return TwoSidedSpans(torch.from_numpy(np.concatenate(tokens)), *map(torch.tensor, columns))
 
 
 def with_axes(plan: Plan, host: HostBatch, positions: Positions) -> Positions:

@@ -49,7 +49,7 @@ from quire.runtime.worker.graph_shapes import MAX_ROWS, MAX_SHORT_TOKENS, ShortS
 from quire.runtime.worker.host_batch import HostBatch
 from quire.runtime.worker.host_memory import upload
 from quire.runtime.worker.kv_transfer import BlockTransfer
-from quire.runtime.worker.media import MediaEncoder, with_axes
+from quire.runtime.worker.media import MediaEncoder, two_sided_spans, with_axes
 from quire.runtime.worker.pooling import Pooler
 from quire.runtime.worker.replay import CudaGraphs, Replayable
 from quire.runtime.worker.sampling.logprobs import LogprobsMode, PromptLogprobs
@@ -304,7 +304,8 @@ class ModelRunner:
         inputs = step.inputs
         step.staged.copy_to_device()
         batch = self._batches.prepare(step.host, inputs)
-        self._attention.prepare(batch.rows)
+        spans = two_sided_spans(step.plan, step.host) if step.plan.media_rows else None
+        self._attention.prepare(batch.rows if spans is None else replace(batch.rows, spans=spans))
         if self._recurrent is not None and inputs.state_rows is not None:
             self._recurrent.by_layer.begin(inputs.state_rows, notes=step.kind is StepKind.VERIFY)
         if self._adapters is not None:

@@ -46,6 +46,18 @@ class EncoderCache:
         that is too much. What it needs counts from now on."""
         return self._room(request, request.planned, count, claims=True) if request.add.media else count
 
+    def whole(self, request: Request, count: int, most: int) -> int:
+        """Return how many of the next `most` tokens of a request are computed where `count` would be: all of those that
+        see one another, or none of them."""
+        end = request.planned + count
+        for span in request.add.media:
+            if span.medium.two_sided and span.start < end < span.end:
+                if span.start > request.planned:
+                    return span.start - request.planned
+                rest = span.end - request.planned
+                return rest if rest <= most else 0
+        return count
+
     def can_begin(self, request: Request, start: int) -> bool:
         """Return whether the step has room for a request's token at `start`."""
         return not request.add.media or self._room(request, start, 1, claims=False) > 0

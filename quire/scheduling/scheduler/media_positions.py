@@ -39,12 +39,15 @@ def _pieces(span: MediaSpan, start: int, first: int, behind: int) -> list[MediaP
     tokens beside one another."""
     medium = span.medium
     if not medium.places:
-        return [MediaPiece(first - start, behind - first, first - span.start, medium.digest)]
+        return [MediaPiece(first - start, behind - first, first - span.start, medium.digest, medium.two_sided)]
     places = np.frombuffer(medium.places, dtype=np.int32)
     begin, end = np.searchsorted(places, (first - span.start, behind - span.start))
     own = places[begin:end]
     runs = np.split(np.arange(begin, end), np.flatnonzero(np.diff(own) != 1) + 1) if len(own) else []
-    return [MediaPiece(span.start + int(places[run[0]]) - start, len(run), int(run[0]), medium.digest) for run in runs]
+    return [
+        MediaPiece(span.start + int(places[run[0]]) - start, len(run), int(run[0]), medium.digest, medium.two_sided)
+        for run in runs
+    ]
 
 
 def _positions_of(medium: Medium) -> int:

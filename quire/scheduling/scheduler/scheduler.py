@@ -156,6 +156,7 @@ class Scheduler:
         self.media = media
         if media is not None:
             budget.shorteners.append(media.chunk_tokens)
+            budget.whole = media.whole
         self._admission = Admission(
             pool, len(groups), self._lengths, self._request_table, budget, preemption, policy, self._prefix_cacher,
             self._rope_lengths, None if self.states is None else self.states.pool, media,

@@ -130,6 +130,8 @@ class TokenBudget:
 
     Attributes:
         shorteners: Each returns how many of a chunk's tokens come before the next place where the chunk must end.
+        whole: Returns how many tokens a chunk of this many of at most that many has, where some are computed together;
+            None: a chunk may end anywhere.
     """
 
     def __init__(
@@ -149,6 +151,7 @@ class TokenBudget:
         self._sizes = sizes
         self._mode = mode
         self.shorteners: list[Callable[[Request, int], int]] = []
+        self.whole: Callable[[Request, int, int], int] | None = None
         self._step = StepTimeBudget()
         self._chunk_ms = 0.0  # predicted for the chunks granted in this step
         self._is_full = False  # time has limited a chunk of this step, so there is none for another
@@ -249,6 +252,10 @@ class TokenBudget:
 
     def _chunk(self, request: Request, count: int, used: int) -> int:
         """`count` tokens, or fewer where a limit says so, in a step that has `used` tokens already."""
+        found = self._shortened(request, count, used)
+        return found if self.whole is None or not request.add.media else self.whole(request, found, count)
+
+    def _shortened(self, request: Request, count: int, used: int) -> int:
         if count <= 1:
             return count
         if self._threshold and not self._whole_texts:
