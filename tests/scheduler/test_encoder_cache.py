@@ -122,3 +122,17 @@ def test_no_load_needs_more_than_there_is_room_for_and_all_ends() -> None:
     assert worker.most <= SIZE
     assert worker.scheduler.stats.preemptions
     assert worker.media.load().hits
+
+
+def test_tokens_that_see_one_another_are_computed_in_one_step() -> None:
+    worker = Worker(tokens=16)
+    whole = Medium(b"whole", 1, 1, 12, b"", two_sided=True)
+    worker.add(9, whole, 9)
+    worker.add(3, whole, whole, 2)
+    worker.add(14, image(1, 20), 3)
+    pieces = []
+    while worker.scheduler.has_work:
+        plan = worker.step()
+        assert plan is not None
+        pieces += [piece for row in plan.media_rows for piece in row.pieces if piece.two_sided]
+    assert [(piece.first, piece.count) for piece in pieces] == [(0, 12)] * 3

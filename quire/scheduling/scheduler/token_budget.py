@@ -180,6 +180,8 @@ class TokenBudget:
             return counts
         left = np.maximum(0, self.step_tokens - (np.cumsum(counts) - counts))
         granted: IntArray = np.minimum(counts, left)
+        for place in (granted < counts).nonzero()[0].tolist() if self.whole is not None else ():
+            granted[place] = self._whole(requests[place], int(granted[place]), int(left[place]))
         return granted
 
     def start_idle_step(self) -> None:
@@ -253,7 +255,10 @@ class TokenBudget:
     def _chunk(self, request: Request, count: int, used: int) -> int:
         """`count` tokens, or fewer where a limit says so, in a step that has `used` tokens already."""
         found = self._shortened(request, count, used)
-        return found if self.whole is None or not request.add.media else self.whole(request, found, count)
+        return self._whole(request, found, count)
+
+    def _whole(self, request: Request, count: int, most: int) -> int:
+        return count if self.whole is None or not request.add.media else self.whole(request, count, most)
 
     def _shortened(self, request: Request, count: int, used: int) -> int:
         if count <= 1:
