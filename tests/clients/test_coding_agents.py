@@ -30,7 +30,7 @@ pytestmark = pytest.mark.long("api")
 KEY = "a key of ours"
 DOCS = Path(__file__).parents[2] / "docs" / "agents.md"
 TASK = "Fix the tests"
-ROUNDS = int(os.environ.get("AGENT_ROUNDS", "2"))
+ROUNDS = int(os.environ.get("AGENT_ROUNDS", "4"))
 """Each has three turns: read, edit, run."""
 MOST_RECOMPUTED = 1.1
 """Prompt tokens that are computed, by those that are new; a prompt is found in the cache in blocks."""
