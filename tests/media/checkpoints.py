@@ -93,7 +93,7 @@ def make_gemma(directory: Path, *, seed: int = 0) -> Path:
     }  # fmt: skip
     config = Gemma3Config(
         vision_config=vision | {"image_size": 32, "patch_size": 8}, text_config=text, mm_tokens_per_image=4,
-        image_token_id=IMAGE_TOKEN, boi_token_id=IMAGE_TOKEN + 1, eoi_token_id=IMAGE_TOKEN + 2,
+        image_token_index=IMAGE_TOKEN, boi_token_index=IMAGE_TOKEN + 1, eoi_token_index=IMAGE_TOKEN + 2,
     )  # fmt: skip
     write_model(Gemma3ForConditionalGeneration(config), directory, seed, GEMMA, TEMPLATE)
     named = dict(zip(("image_token", "boi_token", "eoi_token"), GEMMA, strict=True))
