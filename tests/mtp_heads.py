@@ -67,6 +67,7 @@ LAYOUTS = {
         "ExaoneMoeForCausalLM", ("mtp.layers.0.",), _QWEN, keeps_normed=True, dense=True,
         sizes={"layer_types": ["full_attention"] * 4},
     ),
+    "qwen3_next": Layout("Qwen3NextForCausalLM", ("mtp.layers.0.",), _QWEN, keeps_normed=True),
     "qwen3_5": Layout("Qwen3_5MoeForCausalLM", ("mtp.layers.0.",), _QWEN, keeps_normed=True, reads_images=True),
     "nemotron": Layout(
         "NemotronHForCausalLM", ("mtp.layers.0.", "mtp.layers.1."),

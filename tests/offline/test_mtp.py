@@ -52,7 +52,7 @@ LONG = [pytest.mark.long("engine")]
 
 @pytest.mark.parametrize(
     "layout",
-    [pytest.param(name, marks=LONG * (name in ("deepseek", "qwen3_5", "nemotron"))) for name in LAYOUTS],
+    [pytest.param(name, marks=LONG * (name in ("deepseek", "qwen3_5", "qwen3_next", "nemotron"))) for name in LAYOUTS],
 )
 def test_a_head_proposes_what_is_published_and_changes_nothing(layout: str, tmp_path: Path, noted: Noted) -> None:
     """Whatever its sequences went through: chunks, cached prefixes, preemption."""
