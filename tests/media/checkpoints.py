@@ -90,10 +90,12 @@ def make_gemma(directory: Path, *, seed: int = 0) -> Path:
     text = TINY | {
         "vocab_size": VOCAB_SIZE + 8, "eos_token_id": None, "pad_token_id": 0, "head_dim": 16, "sliding_window": 8,
         "num_hidden_layers": 2, "layer_types": ["sliding_attention", "full_attention"], "query_pre_attn_scalar": 16,
+        "tie_word_embeddings": False,
     }  # fmt: skip
     config = Gemma3Config(
         vision_config=vision | {"image_size": 32, "patch_size": 8}, text_config=text, mm_tokens_per_image=4,
         image_token_index=IMAGE_TOKEN, boi_token_index=IMAGE_TOKEN + 1, eoi_token_index=IMAGE_TOKEN + 2,
+        tie_word_embeddings=False,  # else answers repeat a token, whatever sees what
     )  # fmt: skip
     write_model(Gemma3ForConditionalGeneration(config), directory, seed, GEMMA, TEMPLATE)
     named = dict(zip(("image_token", "boi_token", "eoi_token"), GEMMA, strict=True))

@@ -76,6 +76,7 @@ _PIXTRAL = {"images": {"size": {"longest_edge": 64}, "patch_size": 8}, "token": 
             "processor": {"patch_size": 8, "spatial_merge_size": 2}, "config": {"spatial_merge_size": 2}}  # fmt: skip
 _SAM = {"hidden_size": 32, "num_attention_heads": 2, "window_size": 2, "global_attn_indexes": [1], "mlp_dim": 48,
         "patch_size": 16, "image_size": 64, "num_hidden_layers": 2, "output_channels": 16}  # fmt: skip
+_UNSCALED = {"logit_scale": 1.0}  # which transformers' classes with images leave out, and those of texts have
 _PINS = [[32, 64], [64, 32], [64, 64]]
 
 ROWS: dict[str, dict[str, Any]] = {
@@ -83,7 +84,7 @@ ROWS: dict[str, dict[str, Any]] = {
              "vision": {"image_size": 490, "patch_size": 14}, "config": {"projector_patch_to_query_dict": {1225: 8}}},
     "aya_vision": {"images": _SQUARE | {"crop_to_patches": True, "max_patches": 4}, "vision": _CLIP_VISION,
                    "processor": {"patch_size": 8, "img_size": 32, "downsample_factor": 2},
-                   "token": "<|IMG_PATCH|>", "config": {"downsample_factor": 2}},
+                   "token": "<|IMG_PATCH|>", "text": _UNSCALED, "config": {"downsample_factor": 2}},
     "chameleon": {"images": {"size": {"shortest_edge": 32}, "crop_size": {"height": 32, "width": 32}},
                   "processor": {"image_seq_length": 16},
                   "parts": {"vq_config": {"resolution": 32, "base_channels": 32, "channel_multiplier": [1, 1, 2, 2],
@@ -91,7 +92,7 @@ ROWS: dict[str, dict[str, Any]] = {
                   "config": {"vocabulary_map": {"<image>": IDS["<image>"], "<reserved08706>": IDS["<reserved08706>"]}
                              | {f"IMGIMG{chr(65 + place)}Z": 4 + place for place in range(16)}}},
     "cohere2_vision": {"images": _SQUARE | {"crop_to_patches": True, "max_patches": 4, "patch_size": 2},
-                       "vision": _CLIP_VISION, "token": "<|IMG_PATCH|>",
+                       "vision": _CLIP_VISION, "token": "<|IMG_PATCH|>", "text": _UNSCALED,
                        "tokens": {"image_token": "<|IMG_PATCH|>", "boi_token": "<|START_OF_IMG|>",
                                   "eoi_token": "<|END_OF_IMG|>"}, "config": {"alignment_intermediate_size": 64}},
     "cohere_compass": _DEEP | {"token": "<|IMAGE_PAD|>", "tokens": {"image_token": "<|IMAGE_PAD|>"},

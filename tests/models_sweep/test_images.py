@@ -24,6 +24,8 @@ from tests.media.checkpoints import picture
 from tests.models_sweep.image_rows import ROWS, write_images_model
 
 NEW_TOKENS = 16
+TOLERANCE = 1e-3
+"""Of log probabilities: what an image changes in one is far more."""
 SIZES: tuple[tuple[tuple[int, int], ...], ...] = ((), ((60, 44),), ((100, 30), (33, 90)))
 """Of the images of each prompt."""
 Note = Callable[[str, object], None]
@@ -32,8 +34,8 @@ pytestmark = pytest.mark.models
 
 def generated(
     model: Any, processor: Any, text: str, images: Sequence[Any], vectors: int
-) -> tuple[list[int], list[int]]:
-    """What transformers makes of a prompt: its tokens, and those that `generate` adds."""
+) -> tuple[list[int], list[int], list[float]]:
+    """What transformers makes of a prompt: its tokens, and those that `generate` adds, with their log probabilities."""
     if isinstance(processor, PixtralLayout):
         inputs = _of_pixtral(processor, text, images)
     else:
@@ -53,9 +55,12 @@ def generated(
     inputs = {name: value for name, value in inputs.items() if name in accepted}
     with torch.no_grad():
         found = model.generate(
-            **inputs, max_new_tokens=NEW_TOKENS, do_sample=False, eos_token_id=None, pad_token_id=0, use_cache=True
-        )
-    return ids[0].tolist(), found[0, ids.shape[1] :].tolist()
+            **inputs, max_new_tokens=NEW_TOKENS, do_sample=False, eos_token_id=None, pad_token_id=0, use_cache=True,
+            return_dict_in_generate=True, output_logits=True,
+        )  # fmt: skip
+    tokens = found.sequences[0, ids.shape[1] :].tolist()
+    logprobs = [float(each[0].float().log_softmax(-1)[token]) for each, token in zip(found.logits, tokens, strict=True)]
+    return ids[0].tolist(), tokens, logprobs
 
 
 def _of_pixtral(layout: PixtralLayout, text: str, images: Sequence[Any]) -> dict[str, Any]:
@@ -108,15 +113,17 @@ def test_images(
     prompts, expected = [], []
     for text, sizes in zip(texts, SIZES, strict=True):
         images = [picture(*size, seed) for seed, size in enumerate(sizes)]
-        ids, found = generated(model, processor.processor, text, images, vision.image_token)
-        expected.append((ids, found))
+        expected.append(generated(model, processor.processor, text, images, vision.image_token))
         prompts.append({"prompt": text, "multi_modal_data": {"image": images}})
-    sampling = SamplingParams(max_tokens=NEW_TOKENS, temperature=0, ignore_eos=True)
+    sampling = SamplingParams(max_tokens=NEW_TOKENS, temperature=0, ignore_eos=True, logprobs=0)
     outputs = llm.generate(prompts, sampling, use_tqdm=False)
     again = llm.generate(prompts, sampling, use_tqdm=False)
     llm.close()
-    assert [list(each.prompt_token_ids or ()) for each in outputs] == [ids for ids, _ in expected]
-    assert [list(each.outputs[0].token_ids) for each in outputs] == [found for _, found in expected]
+    assert [list(each.prompt_token_ids or ()) for each in outputs] == [ids for ids, _, _ in expected]
+    assert [list(each.outputs[0].token_ids) for each in outputs] == [found for _, found, _ in expected]
+    for each, (_, found, logprobs) in zip(outputs, expected, strict=True):  # tiny models may repeat one token
+        own = [by_token[token].logprob for by_token, token in zip(each.outputs[0].logprobs or (), found, strict=True)]
+        assert own == pytest.approx(logprobs, abs=TOLERANCE)
     assert [each.outputs[0].token_ids for each in again] == [each.outputs[0].token_ids for each in outputs]
     is_fallback = read_spec(directory).fallback is not None
     record_property("outcome", ("right", "text by transformers' modules" if is_fallback else "text by Quire's layers"))
