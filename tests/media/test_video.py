@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import base64
 import io
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +23,7 @@ NEW_TOKENS = 32
 VIDEO = QWEN_IMAGE.replace("image", "video")
 Frames = NDArray[np.uint8]
 RATE = 0.3
-"""Frames a second, so few that the last slices have larger times than the texts behind them have positions."""
+"""Frames a second, so few that the last slices' times are larger than their rows and columns."""
 
 
 def frames_of(count: int, width: int, height: int, seed: int) -> Frames:
@@ -80,6 +80,7 @@ def reference(model: Path, text: str, clips: Sequence[int], images: int) -> list
         text = text.replace("<|video_pad|>", "<|placeholder|>" * (len(clip) // 2 * h * w // 4), 1)
     text = text.replace("<|placeholder|>", "<|video_pad|>")
     reader = AutoModelForImageTextToText.from_pretrained(model, dtype=torch.float32)
+    reader.model.get_rope_index = from_the_largest(reader.model.get_rope_index)
     ids = AutoTokenizer.from_pretrained(model)(text, return_tensors="pt")["input_ids"]
     kinds = (ids == reader.config.image_token_id).int() + 2 * (ids == reader.config.video_token_id).int()
     if clips:
@@ -92,6 +93,23 @@ def reference(model: Path, text: str, clips: Sequence[int], images: int) -> list
             max_new_tokens=NEW_TOKENS, do_sample=False, eos_token_id=None, pad_token_id=0,
         )  # fmt: skip
     return [int(each) for each in out[0, ids.shape[1] :]]
+
+
+def from_the_largest(get_rope_index: Callable[..., Any]) -> Callable[..., Any]:
+    """Positions of transformers 5 with those behind a video going on from the largest of its times, rows and columns,
+    as in vLLM's `get_mrope_input_positions` and transformers 4."""
+    import torch
+
+    def corrected(input_ids: Any, mm_token_type_ids: Any, **rest: Any) -> tuple[Any, Any]:
+        positions, _ = get_rope_index(input_ids, mm_token_type_ids, **rest)
+        kinds, begin = mm_token_type_ids[0], 0
+        changes = (kinds.diff().nonzero().flatten() + 1).tolist()
+        for group in torch.arange(len(kinds)).tensor_split(changes):
+            positions[:, 0, group] += begin - positions[:, 0, group].min()
+            begin = positions[:, 0, group].max() + 1
+        return positions, (begin - len(kinds)).view(1, 1)
+
+    return corrected
 
 
 def prompt(text: str, clips: Sequence[int], images: int) -> dict[str, Any]:
