@@ -49,7 +49,7 @@ ABORTED_TOKENS = 2**19
 is freed, so 128 sequences of 131,072 tokens would take a tenth of a second."""
 _ABORT_TOKENS = 2**11
 """What an aborted sequence counts for beside its tokens."""
-_AWAITING_POLL_S = 0.001
+_AWAITING_POLL_S = 0.0003
 """How often to look whether awaited things have come, while nothing else can run, in seconds."""
 
 

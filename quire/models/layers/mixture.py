@@ -10,11 +10,11 @@ from torch import Tensor
 
 from quire.compute.collectives.delta import Delta, total_of
 from quire.compute.kernels.dispatch import kernel
-from quire.compute.kernels.reference.quantized_rows import Rows
+from quire.compute.kernels.reference.quantized_rows import Rows, UnnormedRow
 from quire.compute.kernels.routing import Routing
 from quire.compute.mesh import Span
 from quire.models.layers.linear import Projection
-from quire.models.quantization.scheme import ExpertNames, RowForm
+from quire.models.quantization.scheme import ExpertNames
 from quire.models.weights.checkpoint import Checkpoint, WeightSpec
 from quire.models.weights.tensor_options import TensorOptions
 
@@ -81,6 +81,9 @@ class Router:
         correction: What scores are corrected by, if the routing says so.
         own: The experts that this rank computes; None: all.
         factors: The factors of experts' weights, if the routing says so.
+
+    Attributes:
+        row_form: The form of rows that the product takes in addition to dense ones.
     """
 
     def __init__(
@@ -92,6 +95,7 @@ class Router:
         own: Span | None = None,
         factors: OfExperts | None = None,
     ) -> None:
+        self.row_form = product.row_form
         self._factors = factors
         self._product = product
         self._routing = routing
@@ -99,7 +103,7 @@ class Router:
         self._own = (0, None) if own is None else (own.start, own.count)
         self._route = kernel("route", options.device.type)
 
-    def __call__(self, x: Tensor) -> tuple[Tensor, Tensor]:
+    def __call__(self, x: Rows) -> tuple[Tensor, Tensor]:
         """Return weights and numbers of each token's experts, as the op `route` does."""
         correction = None if self._correction is None else self._correction.value
         weights, numbers = self._route(self._product(x), self._routing, *self._own, correction)
@@ -118,19 +122,20 @@ class MixtureOfExperts:
         experts: Called like `Experts.__call__`.
 
     Attributes:
-        row_form: None: router and experts take dense rows.
+        row_form: The router may norm a single row; none are quantized.
     """
 
-    row_form: RowForm | None = None
-
     def __init__(self, router: Router, experts: Callable[..., Delta]) -> None:
+        form = router.row_form
+        self.row_form = form if form is not None and form.norms_one else None
         self._router = router
         self._experts = experts
 
     def __call__(self, x: Rows, routed: Tensor | None = None) -> Delta:
         """Compute the mixture: [tokens, hidden] → [tokens, hidden]. `routed` is what the router reads; None: x."""
-        assert isinstance(x, Tensor)
         weights, numbers = self._router(x if routed is None else routed)
+        x = x.dense() if isinstance(x, UnnormedRow) else x
+        assert isinstance(x, Tensor)
         return self._experts(x, numbers, weights)
 
 

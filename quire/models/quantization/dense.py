@@ -63,6 +63,8 @@ class DenseWeight(KernelWeight):
         super().__init__("linear", shape, options)
         self._pack = kernel("pack_linear", options.device.type)
         self._linear_and_shrink = kernel("linear_and_shrink", options.device.type)
+        if options.device.type == "cuda" and options.dtype != torch.float32:
+            self.row_form = RowForm(None, norms_one=True)
 
     def weight_specs(self) -> Iterator[WeightSpec]:
         yield from dense_specs(self._shape)

@@ -31,6 +31,7 @@ from quire.foundation.messages.workers import (
     Plan,
     ReadBlocks,
     Result,
+    SaveBlocks,
     StoreBlocks,
     TokenBitmasks,
 )
@@ -183,6 +184,7 @@ class Worker:
                         )
                 self._block_orders = BlockOrders(self._transfer, self.orders.report, disk)
                 self.orders.serve(LoadBlocks, self._block_orders.load)
+                self.orders.serve(SaveBlocks, self._block_orders.save)
                 self.orders.serve(ReadBlocks, self._block_orders.read)
                 self.orders.serve(StoreBlocks, self._block_orders.store)
                 self._launched = self._block_orders.launched

@@ -52,7 +52,7 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from quire.compute.kernels.cpu import build
-build.SOURCES = Path(sys.argv[1])
+build.SOURCES, build.STANDARD_HEADERS = Path(sys.argv[1]), ("cstdint",)
 print(build.build([sys.argv[2]], Path(sys.argv[3]), build.this_processor(), "avx2", build.FLAGS))
 """
 
@@ -93,7 +93,7 @@ def compiler() -> str:
 
 @pytest.fixture
 def sources(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Two that are compiled at once; how the kernels' own are compiled is no different."""
+    """Two that are compiled at once, with few headers; how the kernels' own are compiled is no different."""
     if "avx2" not in this_processor().features:
         pytest.skip("not an x86")
     directory = tmp_path / "native"
@@ -101,6 +101,7 @@ def sources(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     for name in ("one", "two"):
         (directory / f"{name}.cpp").write_text(f'extern "C" int {name}() {{ return 1; }}')
     monkeypatch.setattr(building, "SOURCES", directory)
+    monkeypatch.setattr(building, "STANDARD_HEADERS", ("cstdint",))
     return directory
 
 

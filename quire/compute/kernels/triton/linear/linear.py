@@ -13,13 +13,15 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from quire.compute.kernels.reference.quantized_rows import UnnormedRow
 from quire.compute.kernels.triton.activation import silu_and_mul
 from quire.compute.kernels.triton.launching.dependent_launch import can_overlap
 from quire.compute.kernels.triton.launching.device_properties import is_sm_90
 from quire.compute.kernels.triton.linear.gated import gated_gemm, supports_gated_gemm
 from quire.compute.kernels.triton.linear.gemm import GemmConfig, gemm
-from quire.compute.kernels.triton.linear.gemv import GemvConfig, gemv
+from quire.compute.kernels.triton.linear.gemv import GemvConfig, gemv, normed_gemv
 from quire.compute.kernels.triton.linear.tuned_configs import TunedConfigs, read_configs
+from quire.compute.kernels.triton.norm import rms_norm
 
 LinearConfig = GemvConfig | GemmConfig | None
 """The kernel that multiplies, and how its work is divided into programs; None is cuBLAS."""
@@ -41,12 +43,18 @@ def pack_linear(weight: Tensor) -> Tensor:
     return weight
 
 
-def linear(x: Tensor, packed: Tensor, bias: Tensor | None, *, waits_late: bool = False) -> Tensor:
+def linear(x: Tensor | UnnormedRow, packed: Tensor, bias: Tensor | None, *, waits_late: bool = False) -> Tensor:
     """Implement reference/linear.py's `linear`; with `waits_late`, it runs while the kernel launched last still runs.
 
     That kernel must release its dependents only after it has waited for x, and must write nothing that this product
-    reads.
+    reads. The norm of an UnnormedRow is computed here, in the same kernel if there is one.
     """
+    if isinstance(x, UnnormedRow):
+        if (own := _config_with_norm(x, packed, gate=False)) is not None:
+            y = x.new_empty((1, packed.shape[0]))
+            normed_gemv(x, packed, bias, y, own, gate=False, overlap=can_overlap(y.device))
+            return y
+        x = x.dense(rms_norm)
     config = config_for(x, packed, gate=False)
     if config is None:
         return F.linear(x, packed, bias)
@@ -56,10 +64,15 @@ def linear(x: Tensor, packed: Tensor, bias: Tensor | None, *, waits_late: bool =
     return y
 
 
-def linear_silu_and_mul(x: Tensor, packed: Tensor, bias: Tensor | None, out: Tensor) -> None:
+def linear_silu_and_mul(x: Tensor | UnnormedRow, packed: Tensor, bias: Tensor | None, out: Tensor) -> None:
     """Implement reference/linear.py's op; with few rows, and with many, a single kernel applies the gate to sums in
-    fp32."""
-    overlap = can_overlap(x.device)
+    fp32. The norm of an UnnormedRow is computed here."""
+    overlap = can_overlap(out.device)
+    if isinstance(x, UnnormedRow):
+        if (own := _config_with_norm(x, packed, gate=True)) is not None:
+            normed_gemv(x, packed, bias, out, own, gate=True, overlap=overlap)
+            return
+        x = x.dense(rms_norm)
     if (
         bias is None
         and prefers_gated_gemm(x.shape[0], *packed.shape)
@@ -71,6 +84,13 @@ def linear_silu_and_mul(x: Tensor, packed: Tensor, bias: Tensor | None, out: Ten
         linear_with_config(x, packed, bias, out, config, gate=True, overlap=overlap)
     else:
         silu_and_mul(linear(x, packed, bias), out)
+
+
+def _config_with_norm(row: UnnormedRow, w: Tensor, gate: bool) -> GemvConfig | None:
+    """Return the config of the kernel that norms and multiplies a row; None: its norm takes a kernel of its own, or is
+    there already."""
+    config = config_for(row.x, w, gate)
+    return config if row.normed is None and isinstance(config, GemvConfig) else None
 
 
 def prefers_gated_gemm(rows: int, outputs: int, columns: int) -> bool:
