@@ -45,6 +45,24 @@ _ARCHITECTURES = {
     "Gemma2ForCausalLM": ("gemma2", gguf.MODEL_ARCH.GEMMA2),
     "Gemma3ForCausalLM": ("gemma3", gguf.MODEL_ARCH.GEMMA3),
     "BertModel": ("bert", gguf.MODEL_ARCH.BERT),
+    "Qwen2MoeForCausalLM": ("qwen2moe", gguf.MODEL_ARCH.QWEN2MOE),
+    "OlmoForCausalLM": ("olmo", gguf.MODEL_ARCH.OLMO),
+    "OlmoeForCausalLM": ("olmoe", gguf.MODEL_ARCH.OLMOE),
+    "Exaone4ForCausalLM": ("exaone4", gguf.MODEL_ARCH.EXAONE4),
+    "ArceeForCausalLM": ("arcee", gguf.MODEL_ARCH.ARCEE),
+    "NemotronForCausalLM": ("nemotron", gguf.MODEL_ARCH.NEMOTRON),
+    "StableLmForCausalLM": ("stablelm", gguf.MODEL_ARCH.STABLELM),
+    "Starcoder2ForCausalLM": ("starcoder2", gguf.MODEL_ARCH.STARCODER2),
+    "CohereForCausalLM": ("command-r", gguf.MODEL_ARCH.COMMAND_R),
+    "Cohere2ForCausalLM": ("cohere2", gguf.MODEL_ARCH.COHERE2),
+    "Glm4ForCausalLM": ("glm4", gguf.MODEL_ARCH.GLM4),
+    "Glm4MoeForCausalLM": ("glm4moe", gguf.MODEL_ARCH.GLM4_MOE),
+    "Dots1ForCausalLM": ("dots1", gguf.MODEL_ARCH.DOTS1),
+    "Ernie4_5ForCausalLM": ("ernie4_5", gguf.MODEL_ARCH.ERNIE4_5),
+    "Ernie4_5_MoeForCausalLM": ("ernie4_5-moe", gguf.MODEL_ARCH.ERNIE4_5_MOE),
+    "HunYuanDenseV1ForCausalLM": ("hunyuan-dense", gguf.MODEL_ARCH.HUNYUAN_DENSE),
+    "HunYuanMoEV1ForCausalLM": ("hunyuan-moe", gguf.MODEL_ARCH.HUNYUAN_MOE),
+    "MiniMaxM2ForCausalLM": ("minimax-m2", gguf.MODEL_ARCH.MINIMAXM2),
 }
 _SAME = {
     "hidden_size": "embedding_length",
@@ -67,9 +85,28 @@ _SAME = {
     "embedding_multiplier": "embedding_scale",
     "residual_multiplier": "residual_scale",
     "logits_scaling": "logit_scale",
+    "logit_scale": "logit_scale",
+    "norm_eps": "attention.layer_norm_epsilon",
+    "norm_epsilon": "attention.layer_norm_epsilon",
+    "clip_qkv": "attention.clamp_kqv",
+    "use_parallel_residual": "use_parallel_residual",
+    "n_routed_experts": "expert_count",
+    "moe_num_experts": "expert_count",
+    "moe_k": "expert_used_count",
+    "moe_topk": "expert_used_count",
+    "n_shared_experts": "expert_shared_count",
+    "moe_num_shared_experts": "expert_shared_count",
+    "shared_expert_intermediate_size": "expert_shared_feed_forward_length",
+    "first_k_dense_replace": "leading_dense_block_count",
+    "moe_layer_start_index": "leading_dense_block_count",
+    "moe_layer_interval": "interleave_moe_layer_step",
+    "routed_scaling_factor": "expert_weights_scale",
+    "norm_topk_prob": "expert_weights_norm",
+    "n_group": "expert_group_count",
+    "topk_group": "expert_group_used_count",
 }
 """Keys of config.json → of the metadata."""
-_ROTATED = ("Granite", "Llama", "Mistral", "Mixtral", "SmolLM3")
+_ROTATED = ("Arcee", "Granite", "Llama", "Mistral", "Mixtral", "Olmo", "SmolLM3")
 """Models whose pairs llama.cpp's converter moves."""
 _EXPERT = re.compile(r"^(model\.layers\.\d+\.(?:mlp|block_sparse_moe)\.experts)\.(\d+)\.(\w+)\.weight$")
 
@@ -130,7 +167,9 @@ def make_gguf(
             stack = f"{single[1]}.{ {'w1': 'gate_proj', 'w3': 'up_proj', 'w2': 'down_proj'}.get(single[3], single[3]) }"
             stacks.setdefault(stack.replace("block_sparse_moe", "mlp"), {})[int(single[2])] = stored, form
         else:
-            target = mapping.get_name(weight, try_suffixes=(".weight", ".bias"))
+            known = weight.replace("e_score_correction_bias", "e_score_correction.bias")
+            stored = stored.reshape(-1) if known != weight else stored
+            target = mapping.get_name(known, try_suffixes=(".weight", ".bias"))
             assert target is not None, weight
             writer.add_tensor(target, stored, raw_dtype=gguf.GGMLQuantizationType[form])
     for stack, experts in stacks.items():
@@ -176,7 +215,7 @@ def _unstacked(name: str, value: Array) -> dict[str, Array]:
 
 def _type_of(name: str, value: Array, types: dict[str, str] | str) -> str:
     rules = {"": types} if isinstance(types, str) else types
-    if value.ndim < 2 or name.endswith((".mlp.gate.weight", "block_sparse_moe.gate.weight")):
+    if value.ndim < 2 or name.endswith((".gate.weight", ".gate.wg.weight", "_correction_bias", "_gate.weight")):
         return "F32"
     form = next(rules[part] for part in sorted(rules, key=len, reverse=True) if part in name)
     return form if value.shape[1] % gguf.GGML_QUANT_SIZES[gguf.GGMLQuantizationType[form]][0] == 0 else "F32"
@@ -185,7 +224,11 @@ def _type_of(name: str, value: Array, types: dict[str, str] | str) -> str:
 def _encoded(name: str, value: Array, form: str, config: dict[str, Any], random: bool) -> tuple[Array, str, Array]:
     """The tensor as the file has it, its type, and the weight that this is."""
     if form == "F32":
-        less = 1.0 if config["architectures"][0].startswith("Gemma") and name.endswith("norm.weight") else 0.0
+        less = (
+            1.0
+            if config["architectures"][0].startswith(("Gemma", "Nemotron")) and name.endswith("norm.weight")
+            else 0.0
+        )
         return _rotated(name, value + np.float32(less), config), form, value
     kind = gguf.GGMLQuantizationType[form]
     if form in QUANTIZED and random:
@@ -237,7 +280,7 @@ def _described(config: dict[str, Any], name: str) -> dict[str, Any]:
         found[f"{name}.rope.scaling.factor"] = float(rope["factor"])
     if original := rope.get("original_max_position_embeddings", config.get("original_max_position_embeddings")):
         found[f"{name}.rope.scaling.original_context_length"] = original
-    if "layer_types" in config and name == "gemma3":
+    if "layer_types" in config and name in ("gemma3", "exaone4", "cohere2"):
         found[f"{name}.attention.sliding_window_pattern"] = [k == "sliding_attention" for k in config["layer_types"]]
     return found
 

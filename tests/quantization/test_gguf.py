@@ -174,6 +174,51 @@ FAMILIES: dict[str, dict[str, Any]] = {
             "sliding_attention": {"rope_type": "default", "rope_theta": 1e4},
         },
     },
+    "olmo": {"architecture": "OlmoForCausalLM", "clip_qkv": 1.5},
+    "exaone4": {
+        "architecture": "Exaone4ForCausalLM",
+        "sliding_window": 19,
+        "layer_types": ["sliding_attention", "full_attention"],
+        "num_hidden_layers": 2,
+    },
+    "exaone4, no windows": {
+        "architecture": "Exaone4ForCausalLM",
+        "sliding_window": None,
+        "layer_types": ["full_attention"] * 2,
+        "num_hidden_layers": 2,
+    },
+    "arcee": {"architecture": "ArceeForCausalLM"},
+    "nemotron": {"architecture": "NemotronForCausalLM"},
+    "stablelm": {"architecture": "StableLmForCausalLM", "use_qkv_bias": True},
+    "stablelm, parallel": {"architecture": "StableLmForCausalLM", "use_parallel_residual": True},
+    "starcoder2": {"architecture": "Starcoder2ForCausalLM", "sliding_window": None},
+    "command-r": {"architecture": "CohereForCausalLM", "logit_scale": 0.3, "use_qk_norm": True},
+    "cohere2": {"architecture": "Cohere2ForCausalLM", "logit_scale": 0.3, "sliding_window": 19, "num_hidden_layers": 4},
+    "glm4": {"architecture": "Glm4ForCausalLM", "head_dim": 16, "attention_bias": True},
+    "ernie4.5": {"architecture": "Ernie4_5ForCausalLM", "head_dim": 16},
+    "hunyuan": {"architecture": "HunYuanDenseV1ForCausalLM", "head_dim": 16},
+}  # fmt: skip
+_ROUTED: dict[str, Any] = {"num_experts_per_tok": 2, "moe_intermediate_size": 32, "head_dim": 16}
+_LIKE_DEEPSEEK = _ROUTED | {
+    "n_routed_experts": 8, "n_shared_experts": 2, "first_k_dense_replace": 1, "routed_scaling_factor": 2.5,
+    "n_group": 2, "topk_group": 1, "norm_topk_prob": True, "num_hidden_layers": 3,
+}  # fmt: skip
+FAMILIES |= {
+    "qwen2 moe": {
+        **_ROUTED, "architecture": "Qwen2MoeForCausalLM", "num_experts": 4, "shared_expert_intermediate_size": 64,
+    },
+    "olmoe": {"architecture": "OlmoeForCausalLM", "num_experts": 4, "num_experts_per_tok": 2},
+    "glm4 moe": {**_LIKE_DEEPSEEK, "architecture": "Glm4MoeForCausalLM", "use_qk_norm": True},
+    "dots1": {**_LIKE_DEEPSEEK, "architecture": "Dots1ForCausalLM"},
+    "ernie4.5 moe": {
+        "architecture": "Ernie4_5_MoeForCausalLM", "moe_num_experts": 4, "moe_k": 2, "moe_num_shared_experts": 2,
+        "moe_intermediate_size": 32, "moe_layer_start_index": 1, "num_hidden_layers": 3,
+    },
+    "hunyuan moe": {"architecture": "HunYuanMoEV1ForCausalLM", "num_experts": 4, "moe_topk": 2, "head_dim": 16},
+    "minimax m2": {
+        "architecture": "MiniMaxM2ForCausalLM", "num_local_experts": 4, "num_experts_per_tok": 2, "head_dim": 16,
+        "rotary_dim": 8,
+    },
 }  # fmt: skip
 
 
@@ -183,6 +228,17 @@ def test_every_family_is_its_weights(case: str, tmp_path: Path) -> None:
     shape = {"hidden_size": 64, "intermediate_size": 96} | FAMILIES[case]
     dense = make_tiny(tmp_path / "model", **shape)
     file = made.make_gguf(dense, tmp_path / "made" / "model.gguf", {"": "Q8_0", "embed": "Q4_0", "down": "Q5_1"})
+    assert error(file, dense) < 1e-3
+
+
+def test_layers_that_predict_further_tokens_are_left_out(tmp_path: Path) -> None:
+    dense = make_tiny(tmp_path / "model", **{"hidden_size": 64} | FAMILIES["glm4 moe"])
+    described = {"glm4moe.block_count": 4, "glm4moe.nextn_predict_layers": 1}
+    head = {"blk.3.nextn.eh_proj.weight": np.zeros((64, 128), np.float32), "blk.3.attn_norm.weight": np.ones(64)}
+    extra = {name: value.astype(np.float32) for name, value in head.items()}
+    file = made.make_gguf(dense, tmp_path / "made" / "model.gguf", "Q8_0", metadata=described, extra=extra)
+    spec = read_spec(directory_of([file], tokenizer=False))
+    assert (len(spec.layers), len(spec.mtp_layers)) == (3, 0)
     assert error(file, dense) < 1e-3
 
 

@@ -41,6 +41,7 @@ _BERT = {
 _OUTSIDE = {
     "token_embd.weight": "model.embed_tokens.weight",
     "output_norm.weight": "model.norm.weight",
+    "output_norm.bias": "model.norm.bias",
     "output.weight": "lm_head.weight",
 }
 _OUTSIDE_BERT = {
@@ -77,6 +78,17 @@ class Architecture:
     outside: Mapping[str, str] = field(default_factory=lambda: _OUTSIDE)
 
 
+_EXPERTS = {"gate": "gate_proj", "up": "up_proj", "down": "down_proj"}
+_ROUTED = {**_USUAL, "ffn_gate_inp": "mlp.gate"}
+_CORRECTED = {**_ROUTED, "exp_probs_b.bias": "mlp.gate.e_score_correction_bias"}
+_BEHIND_BOTH = {**_ATTENTION, **_MLP, **_BEHIND}
+_HUNYUAN = {**_USUAL, "attn_q_norm": "self_attn.query_layernorm", "attn_k_norm": "self_attn.key_layernorm"}
+
+
+def _shared(module: str) -> dict[str, str]:
+    return {f"ffn_{part}_shexp": f"{module}.{name}" for part, name in _EXPERTS.items()}
+
+
 _MIXTRAL = Architecture(
     "MixtralForCausalLM",
     {**_USUAL, "ffn_gate_inp": "block_sparse_moe.gate"},
@@ -89,17 +101,73 @@ ARCHITECTURES: dict[str, Architecture] = {
     "llama": Architecture("LlamaForCausalLM", _USUAL, rotates_pairs=True),
     "qwen2": Architecture("Qwen2ForCausalLM", _USUAL),
     "qwen3": Architecture("Qwen3ForCausalLM", _USUAL),
-    "qwen3moe": Architecture(
-        "Qwen3MoeForCausalLM",
-        {**_USUAL, "ffn_gate_inp": "mlp.gate"},
+    "qwen2moe": Architecture(
+        "Qwen2MoeForCausalLM",
+        {**_ROUTED, **_shared("mlp.shared_expert"), "ffn_gate_inp_shexp": "mlp.shared_expert_gate"},
         experts="mlp",
-        expert_names={"gate": "gate_proj", "up": "up_proj", "down": "down_proj"},
+        expert_names=_EXPERTS,
     ),
+    "qwen3moe": Architecture("Qwen3MoeForCausalLM", _ROUTED, experts="mlp", expert_names=_EXPERTS),
     "gemma": Architecture("GemmaForCausalLM", _USUAL, norms_less=1.0),
     "gemma2": Architecture("Gemma2ForCausalLM", _GEMMA, norms_less=1.0),
     "gemma3": Architecture("Gemma3ForCausalLM", _GEMMA, norms_less=1.0),
     "granite": Architecture("GraniteForCausalLM", _USUAL, rotates_pairs=True),
-    "olmo2": Architecture("Olmo2ForCausalLM", {**_ATTENTION, **_MLP, **_BEHIND}),
+    "olmo": Architecture("OlmoForCausalLM", _USUAL, rotates_pairs=True),
+    "olmo2": Architecture("Olmo2ForCausalLM", _BEHIND_BOTH),
+    "olmoe": Architecture("OlmoeForCausalLM", _ROUTED, experts="mlp", expert_names=_EXPERTS),
+    "exaone4": Architecture("Exaone4ForCausalLM", _BEHIND_BOTH),
+    "arcee": Architecture("ArceeForCausalLM", _USUAL, rotates_pairs=True),
+    "nemotron": Architecture("NemotronForCausalLM", _USUAL, norms_less=1.0),
+    "stablelm": Architecture("StableLmForCausalLM", _USUAL),
+    "starcoder2": Architecture("Starcoder2ForCausalLM", {**_USUAL, "ffn_up": "mlp.c_fc", "ffn_down": "mlp.c_proj"}),
+    "command-r": Architecture("CohereForCausalLM", _USUAL),
+    "cohere2": Architecture("Cohere2ForCausalLM", _USUAL),
+    "glm4": Architecture(
+        "Glm4ForCausalLM",
+        {
+            **_USUAL,
+            "post_attention_norm": "post_self_attn_layernorm",
+            "ffn_up": "mlp.gate_up_proj",
+            "post_ffw_norm": "post_mlp_layernorm",
+        },
+    ),
+    "glm4moe": Architecture(
+        "Glm4MoeForCausalLM",
+        {**_CORRECTED, **_shared("mlp.shared_experts"), "post_attention_norm": "post_attention_layernorm"},
+        experts="mlp",
+        expert_names=_EXPERTS,
+    ),
+    "dots1": Architecture(
+        "Dots1ForCausalLM", {**_CORRECTED, **_shared("mlp.shared_experts")}, experts="mlp", expert_names=_EXPERTS
+    ),
+    "ernie4_5": Architecture("Ernie4_5ForCausalLM", _USUAL),
+    "ernie4_5-moe": Architecture(
+        "Ernie4_5_MoeForCausalLM",
+        {
+            **_ROUTED,
+            **_shared("mlp.shared_experts"),
+            "exp_probs_b.bias": "mlp.moe_statics.e_score_correction_bias",
+        },
+        experts="mlp",
+        expert_names=_EXPERTS,
+    ),
+    "hunyuan-dense": Architecture("HunYuanDenseV1ForCausalLM", _HUNYUAN),
+    "hunyuan-moe": Architecture(
+        "HunYuanMoEV1ForCausalLM",
+        {**_HUNYUAN, **_shared("mlp.shared_mlp"), "ffn_gate_inp": "mlp.gate.wg"},
+        experts="mlp",
+        expert_names=_EXPERTS,
+    ),
+    "minimax-m2": Architecture(
+        "MiniMaxM2ForCausalLM",
+        {
+            **_USUAL,
+            "ffn_gate_inp": "block_sparse_moe.gate",
+            "exp_probs_b.bias": "block_sparse_moe.e_score_correction_bias",
+        },
+        experts="block_sparse_moe",
+        expert_names={"gate": "w1", "up": "w3", "down": "w2"},
+    ),
     "seed_oss": Architecture(
         "SeedOssForCausalLM", {**_ATTENTION, **_MLP, "post_attention_norm": "post_attention_layernorm"}
     ),
@@ -133,6 +201,16 @@ def heads_of(metadata: Mapping[str, Any], part: str) -> int:
     if isinstance(count, bool) or not isinstance(count, int) or count < 1:
         raise CheckpointError(f"The GGUF file's '{key}' is {value!r}, it must be a number of heads.")
     return count
+
+
+def layers_that_predict(metadata: Mapping[str, Any]) -> tuple[str, ...]:
+    """Return what the names of tensors begin with that belong to layers behind the model's, which predict further
+    tokens and are left out."""
+    kind = metadata.get("general.architecture")
+    layers, more = (metadata.get(f"{kind}.{key}", 0) for key in ("block_count", "nextn_predict_layers"))
+    if not isinstance(layers, int) or not isinstance(more, int):
+        return ()
+    return tuple(f"blk.{number}." for number in range(max(layers - more, 0), layers))
 
 
 def one_for_all(key: str, value: Any) -> Any:
@@ -177,8 +255,9 @@ def weight_sources(model: GgufModel) -> dict[str, WeightSource]:
 
 def _sources(model: GgufModel, architecture: Architecture) -> Iterator[tuple[str, WeightSource]]:
     heads = {part: heads_of(model.metadata, part) for part in ("q", "k")} if architecture.rotates_pairs else {}
+    predicting = layers_that_predict(model.metadata)
     for name, tensor in model.tensors.items():
-        if name.endswith(_READ_FOR_CONFIG):
+        if name.endswith(_READ_FOR_CONFIG) or name.startswith(predicting):
             continue
         found = _IN_LAYER.match(name)
         if found is None:
@@ -192,11 +271,13 @@ def _sources(model: GgufModel, architecture: Architecture) -> Iterator[tuple[str
             module = f"{layer}.{architecture.experts}.experts.{one[2]}.{architecture.expert_names[one[1]]}"
             yield f"{module}.{kind}", WeightSource(tensor, tensor.shape)
         else:
-            known = architecture.modules.get(part)
+            known, whole = (architecture.modules.get(each) for each in (part, f"{part}.{kind}"))
             theirs = name if known is None else f"{layer}.{known}.{kind}"
-            less = architecture.norms_less if part.endswith("norm") else 0.0
+            theirs = theirs if whole is None else f"{layer}.{whole}"
+            less = architecture.norms_less if part.endswith("norm") and kind == "weight" else 0.0
             rotated = heads.get(part.removeprefix("attn_"), 0) if part.startswith("attn_") else 0
-            yield theirs, WeightSource(tensor, tensor.shape, heads=rotated, less=less)
+            shape = (1, *tensor.shape) if part == "ffn_gate_inp_shexp" and len(tensor.shape) == 1 else tensor.shape
+            yield theirs, WeightSource(tensor, shape, heads=rotated, less=less)
 
 
 def _experts(module: str, projection: str, tensor: GgufTensor) -> Iterator[tuple[str, WeightSource]]:

@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
 
-from quire.compute.gguf.architectures import architecture_of, heads_of, one_for_all
+from quire.compute.gguf.architectures import architecture_of, heads_of, layers_that_predict, one_for_all
 from quire.compute.gguf.header import GgufModel, GgufTensor
 from quire.compute.gguf.tensor_types import QuantizedType
 from quire.errors import CheckpointError
@@ -20,6 +20,8 @@ from quire.errors import CheckpointError
 _LAYERS_OF_27B = {"gemma2": 46, "gemma3": 62}
 """Layers of the models that scale attention by the stream's width over the heads; llama.cpp knows them so too."""
 _HEAD = "output.weight"
+_NULL = {("exaone4", "sliding_window")}
+"""Keys of an architecture whose absence means another value than null."""
 _MAX_FACTORS = 1 << 14
 _SIZES = (
     "embedding_length",
@@ -50,7 +52,7 @@ def model_config(model: GgufModel) -> dict[str, Any]:
         "architectures": [architecture.name],
         "hidden_size": own.get("embedding_length"),
         "intermediate_size": one_for_all("feed_forward_length", own.get("feed_forward_length")),
-        "num_hidden_layers": own.get("block_count"),
+        "num_hidden_layers": _layers(model, own),
         "num_attention_heads": heads,
         "num_key_value_heads": kv_heads,
         "head_dim": own.get("attention.key_length"),
@@ -59,19 +61,26 @@ def model_config(model: GgufModel) -> dict[str, Any]:
         "rope_theta": own.get("rope.freq_base", 10000.0),
         "vocab_size": embedding.shape[0],
         "tie_word_embeddings": tied,
-        "attention_bias": "blk.0.attn_q.bias" in model.tensors and kind != "qwen2",
+        "attention_bias": "blk.0.attn_q.bias" in model.tensors and kind not in ("qwen2", "qwen2moe"),
         "attention_out_bias": "blk.0.attn_output.bias" in model.tensors if kind == "seed_oss" else None,
         "mlp_bias": "blk.0.ffn_down.bias" in model.tensors,
+        "qk_norm": "blk.0.attn_q_norm.weight" in model.tensors,
         "dtype": _dtype(model),
         "quantization_config": {"quant_method": "gguf", "types": types, **_sizes(model, tied)},
     }
-    extras = _EXTRAS[kind](own, config) if kind in _EXTRAS else {}
+    config |= _rope(model, own) | _experts(own)
+    config |= _EXTRAS[kind](own, config) if kind in _EXTRAS else {}
     if kind == "bert":
         types_of_tokens = model.tensors.get("token_types.weight")
         config["type_vocab_size"] = 0 if types_of_tokens is None else types_of_tokens.rows
-    config |= _rope(model, own) | extras | _experts(own)
+    config.pop("qk_norm")
     config |= {key: metadata.get(f"tokenizer.ggml.{key}") for key in ("bos_token_id", "eos_token_id")}
-    return {key: value for key, value in config.items() if value is not None}
+    return {key: value for key, value in config.items() if value is not None or (kind, key) in _NULL}
+
+
+def _layers(model: GgufModel, own: Keys) -> Any:
+    count, left_out = own.get("block_count"), len(layers_that_predict(model.metadata))
+    return count - left_out if isinstance(count, int) else count
 
 
 def is_tied(model: GgufModel) -> bool:
@@ -96,8 +105,9 @@ def _sizes(model: GgufModel, tied: bool) -> dict[str, int]:
     A GPU's embeddings are all dense; a processor's are where they are not tied, because they are only looked up.
     """
     dense = packed = gpu_dense = coded = 0
+    predicting = layers_that_predict(model.metadata)
     for name, tensor in model.tensors.items():
-        if tied and name == _HEAD:
+        if (tied and name == _HEAD) or name.startswith(predicting):
             continue
         size = tensor.rows * tensor.shape[-1]
         if isinstance(tensor.form, QuantizedType) and name != "token_embd.weight":
@@ -184,8 +194,6 @@ def _factors(model: GgufModel, name: str) -> list[float]:
 def _experts(own: Keys) -> dict[str, Any]:
     if not own.get("expert_count"):
         return {}
-    if own.get("expert_shared_count") or own.get("expert_shared_feed_forward_length"):
-        raise CheckpointError("The GGUF file has shared experts, which are not supported.")
     width = own.get("expert_feed_forward_length", own.get("feed_forward_length"))
     return {
         "num_experts": own.get("expert_count"),
@@ -193,6 +201,131 @@ def _experts(own: Keys) -> dict[str, Any]:
         "moe_intermediate_size": one_for_all("expert_feed_forward_length", width),
         "norm_topk_prob": own.get("expert_weights_norm", True),
     }
+
+
+def _like_deepseek(own: Keys, config: Keys) -> dict[str, Any]:
+    """Return what GLM-4.5 and dots.llm1 have; keys that begin with `expert` are what DeepSeek's files have too."""
+    return {
+        "num_experts": None,
+        "n_routed_experts": own.get("expert_count"),
+        "n_shared_experts": own.get("expert_shared_count"),
+        "first_k_dense_replace": own.get("leading_dense_block_count"),
+        "routed_scaling_factor": own.get("expert_weights_scale"),
+        "norm_topk_prob": own.get("expert_weights_norm"),
+        "n_group": own.get("expert_group_count"),
+        "topk_group": own.get("expert_group_used_count"),
+        "num_nextn_predict_layers": 0,
+    }
+
+
+def _glm4moe(own: Keys, config: Keys) -> dict[str, Any]:
+    return _like_deepseek(own, config) | {"use_qk_norm": config["qk_norm"]}
+
+
+def _dots1(own: Keys, config: Keys) -> dict[str, Any]:
+    found = _like_deepseek(own, config) | {"use_sliding_window": False}
+    return {key: value for key, value in found.items() if key != "num_nextn_predict_layers"}
+
+
+def _softmax_experts(own: Keys, config: Keys) -> dict[str, Any]:
+    """Return what Qwen2-MoE and OLMoE have; llama.cpp never scales their weights to the sum 1."""
+    width = own.get("expert_shared_feed_forward_length")
+    return {"norm_topk_prob": own.get("expert_weights_norm", False), "shared_expert_intermediate_size": width}
+
+
+def _ernie(own: Keys, config: Keys) -> dict[str, Any]:
+    return {"attention_bias": None, "mlp_bias": None, "use_bias": config["attention_bias"]}
+
+
+def _ernie_moe(own: Keys, config: Keys) -> dict[str, Any]:
+    return _ernie(own, config) | {
+        "num_experts": None,
+        "num_experts_per_tok": None,
+        "norm_topk_prob": None,
+        "moe_num_experts": own.get("expert_count"),
+        "moe_k": own.get("expert_used_count"),
+        "moe_num_shared_experts": own.get("expert_shared_count"),
+        "moe_layer_start_index": own.get("leading_dense_block_count"),
+        "moe_layer_interval": own.get("interleave_moe_layer_step"),
+    }
+
+
+def _hunyuan_moe(own: Keys, config: Keys) -> dict[str, Any]:
+    """Return what Hunyuan-A13B has: all experts, and the shared one, are as wide as `intermediate_size`."""
+    return {
+        "intermediate_size": config.get("moe_intermediate_size", config["intermediate_size"]),
+        "moe_topk": own.get("expert_used_count"),
+        **dict.fromkeys(("moe_intermediate_size", "num_experts_per_tok", "norm_topk_prob")),
+    }
+
+
+def _minimax_m2(own: Keys, config: Keys) -> dict[str, Any]:
+    return {
+        "num_experts": None,
+        "norm_topk_prob": None,
+        "moe_intermediate_size": None,
+        "num_local_experts": own.get("expert_count"),
+        "intermediate_size": config.get("moe_intermediate_size", config["intermediate_size"]),
+        "rotary_dim": own.get("rope.dimension_count"),
+        "partial_rotary_factor": None,
+    }
+
+
+def _cohere(own: Keys, config: Keys) -> dict[str, Any]:
+    return {
+        "layer_norm_eps": own.get("attention.layer_norm_epsilon"),
+        "logit_scale": own.get("logit_scale"),
+        "use_qk_norm": config["qk_norm"] or None,
+    }
+
+
+def _cohere2(own: Keys, config: Keys) -> dict[str, Any]:
+    return _cohere(own, config) | {"sliding_window": own.get("attention.sliding_window")} | _layer_types(own)
+
+
+def _exaone4(own: Keys, config: Keys) -> dict[str, Any]:
+    window, layers = own.get("attention.sliding_window"), config["num_hidden_layers"]
+    whole = window is None and isinstance(layers, int)
+    return {"sliding_window": window} | ({"layer_types": ["full_attention"] * layers} if whole else _layer_types(own))
+
+
+def _layer_types(own: Keys) -> dict[str, Any]:
+    """Return which layers have a window; without a pattern, the family says it."""
+    pattern = own.get("attention.sliding_window_pattern")
+    if isinstance(pattern, int) and not isinstance(pattern, bool):
+        return {"sliding_window_pattern": pattern}
+    if isinstance(pattern, list):
+        return {"layer_types": ["sliding_attention" if each else "full_attention" for each in pattern]}
+    return {}
+
+
+def _nemotron(own: Keys, config: Keys) -> dict[str, Any]:
+    return {"norm_eps": own.get("attention.layer_norm_epsilon")}
+
+
+def _starcoder2(own: Keys, config: Keys) -> dict[str, Any]:
+    return {
+        "norm_epsilon": own.get("attention.layer_norm_epsilon"),
+        "use_bias": config["attention_bias"],
+        "attention_bias": None,
+        "mlp_bias": None,
+    }
+
+
+def _stablelm(own: Keys, config: Keys) -> dict[str, Any]:
+    if config["qk_norm"]:
+        raise CheckpointError("The GGUF file has norms of heads, which are not supported: use the model's safetensors.")
+    return {
+        "layer_norm_eps": own.get("attention.layer_norm_epsilon"),
+        "use_parallel_residual": own.get("use_parallel_residual", False),
+        "use_qkv_bias": config["attention_bias"],
+        "attention_bias": None,
+        "partial_rotary_factor": config.get("partial_rotary_factor") or 1.0,
+    }
+
+
+def _olmo(own: Keys, config: Keys) -> dict[str, Any]:
+    return {"clip_qkv": own.get("attention.clamp_kqv")}
 
 
 def _gemma(own: Keys, config: Keys, layers_of_27b: int) -> dict[str, Any]:
@@ -208,14 +341,9 @@ def _gemma(own: Keys, config: Keys, layers_of_27b: int) -> dict[str, Any]:
 
 
 def _gemma3(own: Keys, config: Keys) -> dict[str, Any]:
-    pattern = own.get("attention.sliding_window_pattern")
     extras = _gemma(own, config, _LAYERS_OF_27B["gemma3"])
     extras |= {"rope_local_base_freq": own.get("rope.freq_base_swa", 10000.0)}
-    if isinstance(pattern, int) and not isinstance(pattern, bool):
-        extras |= {"sliding_window_pattern": pattern}
-    elif isinstance(pattern, list):
-        extras |= {"layer_types": ["sliding_attention" if each else "full_attention" for each in pattern]}
-    return extras
+    return extras | _layer_types(own)
 
 
 def _phi3(own: Keys, config: Keys) -> dict[str, Any]:
@@ -250,7 +378,22 @@ _EXTRAS: dict[str, Callable[[Keys, Keys], dict[str, Any]]] = {
     "gemma2": partial(_gemma, layers_of_27b=_LAYERS_OF_27B["gemma2"]),
     "gemma3": _gemma3,
     "granite": _granite,
+    "olmo": _olmo,
     "olmo2": _olmo2,
+    "olmoe": _softmax_experts,
+    "qwen2moe": _softmax_experts,
+    "exaone4": _exaone4,
+    "nemotron": _nemotron,
+    "stablelm": _stablelm,
+    "starcoder2": _starcoder2,
+    "command-r": _cohere,
+    "cohere2": _cohere2,
+    "glm4moe": _glm4moe,
+    "dots1": _dots1,
+    "ernie4_5": _ernie,
+    "ernie4_5-moe": _ernie_moe,
+    "hunyuan-moe": _hunyuan_moe,
+    "minimax-m2": _minimax_m2,
     "phi3": _phi3,
     "bert": _bert,
 }

@@ -1,6 +1,7 @@
 """How a byte-pair tokenizer cuts texts: what tokenizer.json has for the value of `tokenizer.ggml.pre`.
 
-Source: the tokenizer.json files of the models that each name stands for in llama.cpp's convert_hf_to_gguf_update.py.
+Source: the tokenizer.json files of the models that each name stands for in llama.cpp's convert_hf_to_gguf_update.py,
+and the expressions of its llama-vocab.cpp.
 An unknown name is refused, because a guess would give other tokens than the model was trained on.
 """
 
@@ -50,6 +51,18 @@ def _split(pattern: str) -> dict[str, Any]:
     return _in_turn(words, _byte_level(use_regex=False))
 
 
+def _runs(*patterns: str) -> dict[str, Any]:
+    return _in_turn(*(_split(pattern)["pretokenizers"][0] for pattern in patterns), _byte_level(use_regex=False))
+
+
+_HAN_AND_KANA = "[一-龥\u3040-ゟ゠-ヿ]+"
+_DEEPSEEK3 = _runs(
+    r"\p{N}{1,3}",
+    _HAN_AND_KANA,
+    r"[!\"#$%&'()*+,\-./:;<=>?@\[\\\]^_`{|}~][A-Za-z]+|[^\r\n\p{L}\p{P}\p{S}]?[\p{L}\p{M}]+"
+    r"| ?[\p{P}\p{S}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+",
+)
+_DIGITS = _in_turn({"type": "Digits", "individual_digits": True}, _byte_level(use_regex=True))
 _LLAMA3 = PreTokenizer(_split(_GPT4), whole_words=True, adds_bos=True)
 _GPT2 = PreTokenizer(_byte_level(use_regex=True))
 PRE_TOKENIZERS: dict[str, PreTokenizer] = {
@@ -64,7 +77,17 @@ PRE_TOKENIZERS: dict[str, PreTokenizer] = {
     "tekken": PreTokenizer(_split(_TEKKEN), whole_words=True, adds_bos=True),
     "gpt-2": _GPT2,
     "phi-2": _GPT2,
-    "smollm": PreTokenizer(_in_turn({"type": "Digits", "individual_digits": True}, _byte_level(use_regex=True))),
+    "olmo": _GPT2,
+    "smollm": PreTokenizer(_DIGITS),
+    "starcoder": PreTokenizer(_DIGITS),
+    "command-r": PreTokenizer(_DIGITS, normalizer={"type": "NFC"}),
+    "glm4": PreTokenizer(_split(_GPT4)),
+    "chatglm-bpe": PreTokenizer(_split(_GPT4)),
+    "minimax-m2": PreTokenizer(_split(_GPT4O)),
+    "stablelm2": PreTokenizer(_split(_QWEN2)),
+    "hunyuan": PreTokenizer(_split(_QWEN2)),
+    "hunyuan-dense": PreTokenizer(_DEEPSEEK3),
+    "deepseek-v3": PreTokenizer(_DEEPSEEK3),
 }
 
 

@@ -24,6 +24,7 @@ _OPS: dict[tuple[str | None, str | None], str] = {
     ("cpu.linear", "triton.linear.linear"): "pack_linear linear linear_silu_and_mul",
     ("cpu.linear", None): "pack_rounded",
     ("cpu.experts", "triton.experts.experts"): "route add_gated pack_experts experts",
+    ("cpu.experts", "triton.experts.routing"): "pack_router router_logits",
     ("cpu.experts", None): "expert_linear",
     ("reference.experts", "triton.experts.experts"): "pack_coded_experts coded_experts",
     (None, "triton.experts.experts"): "adapted_experts adapted_coded_experts",

@@ -34,6 +34,7 @@ class Routing:
         margin: Of `sparsemixer`, twice this is how far a logit may be from the best one, beside the larger of both.
         correction: Whether a learned number is added to each expert's score for the choice, but not for the weight.
         bias: Whether the router's product has a bias.
+        fp32: What of the product is fp32 in any model: the logits (`sums`), or the weight as well (`weight`).
         scaled: Whether a learned factor of each expert multiplies its weights, after all else.
         on_input: Whether weights multiply the experts' input in place of their output; `chosen` is 1.
     """
@@ -52,6 +53,7 @@ class Routing:
     bias: bool = False
     on_input: bool = False
     scaled: bool = False
+    fp32: Literal["", "sums", "weight"] = ""
 
     @property
     def is_softmax(self) -> bool:

@@ -75,7 +75,7 @@ def _greedy(fields: ConfigFile, layer: LayerSpec, number: int) -> LayerSpec:
     """Return the layer with experts that are chosen among all, or among those of the best groups."""
     method = fields.choice("topk_method", ("greedy", "group_limited_greedy"), "greedy")
     groups: dict[str, Any] = {"groups": 1, "kept_groups": 1} if method == "greedy" else {}
-    return experts_in_place_of_mlps(renormalise=False, **groups)(fields, layer, number)
+    return experts_in_place_of_mlps(renormalise=False, fp32="sums", **groups)(fields, layer, number)
 
 
 def _dense(fields: ConfigFile, spec: ModelSpec) -> ModelSpec:

@@ -13,7 +13,8 @@ from quire.models.layer_spec import LayerSpec
 
 def _experts(fields: ConfigFile, layer: LayerSpec, number: int) -> LayerSpec:
     least = fields.number("moe_norm_min", 1e-12)
-    return experts_in_place_of_mlps(correction=True, renormalise=True, epsilon=least)(fields, layer, number)
+    routing: dict[str, Any] = {"correction": True, "renormalise": True, "epsilon": least, "fp32": "weight"}
+    return experts_in_place_of_mlps(**routing)(fields, layer, number)
 
 
 _BIASES = {"attention_bias": "use_bias", "mlp_bias": "use_bias"}

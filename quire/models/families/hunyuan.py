@@ -44,6 +44,6 @@ FAMILIES: dict[str, Family] = {
         only={"use_cla": (False,), "use_qk_norm": (True,)},
         names={"num_experts_per_tok": "moe_topk", "moe_intermediate_size": "intermediate_size"},
         defaults={"rms_norm_eps": 1e-5, "num_experts": 1, "num_experts_per_tok": 1, "num_shared_experts": 1},
-        read_layer=in_turn(with_grown_base, experts_in_place_of_mlps(renormalise=True)),
+        read_layer=in_turn(with_grown_base, experts_in_place_of_mlps(renormalise=True, fp32="weight")),
     ),
 }

@@ -14,7 +14,9 @@ from quire.models.config_file import ConfigFile
 from quire.models.families.family import ReadLayer
 from quire.models.layer_spec import LayerSpec, MixtureSpec, MlpSpec, SharedExpert
 
-SIGMOID: dict[str, Any] = {"scoring": "sigmoid", "correction": True, "of_best_two": True, "epsilon": 1e-20}
+SIGMOID: dict[str, Any] = {
+    "scoring": "sigmoid", "correction": True, "of_best_two": True, "epsilon": 1e-20, "fp32": "sums"
+}  # fmt: skip
 """The routing of DeepSeek-V3."""
 
 _ACTIVATIONS = {("silu", True): SILU, ("relu2", False): Activation("relu2")}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from quire.models.config_file import ConfigFile
 from quire.models.families.family import Family, ModuleNames
@@ -22,7 +22,7 @@ def _glm4(fields: ConfigFile, layer: LayerSpec, number: int) -> LayerSpec:
     return _like_deepseek(fields, with_parts(layer, mixer={"qk_norm": norm, "out_bias": False}), number)
 
 
-_sigmoid = experts_in_place_of_mlps(scoring="sigmoid", correction=True, renormalise=True, epsilon=1e-20)
+_SUMMED_TO_ONE: dict[str, Any] = {"scoring": "sigmoid", "correction": True, "renormalise": True, "epsilon": 1e-20}
 
 
 def _rotated_in_part(fields: ConfigFile, layer: LayerSpec, number: int) -> LayerSpec:
@@ -121,7 +121,7 @@ FAMILIES: dict[str, Family] = {
             "rope_theta": 11158840.0,
             "max_position_embeddings": 131072,
         },
-        read_layer=_sigmoid,
+        read_layer=experts_in_place_of_mlps(**_SUMMED_TO_ONE, fp32="sums"),
     ),
     "MiniMaxM2ForCausalLM": Family(
         partial_rotary=True,
@@ -179,7 +179,7 @@ FAMILIES: dict[str, Family] = {
             "max_position_embeddings": 16384,
         },
         only={"score_func": ("sigmoid",), "route_norm": (True,)},
-        read_layer=in_turn(_rotated_in_windows, _sigmoid),
+        read_layer=in_turn(_rotated_in_windows, experts_in_place_of_mlps(**_SUMMED_TO_ONE)),
         read_model=_scaled_embedding,
     ),
 }

@@ -19,6 +19,7 @@ from quire.compute.collectives.collectives import Collectives, OneRank
 from quire.compute.collectives.delta import Delta
 from quire.compute.collectives.engine_group import EngineGroup
 from quire.compute.kernels.reference.attention_inputs import NormRopeForm
+from quire.compute.kernels.routing import Routing
 from quire.compute.mesh import Mesh, Span
 from quire.models.layer_spec import GateSpec, LatentSpec, MixtureSpec, NormSpec, QKNormSpec, SharedExpert
 from quire.models.layers.adapted import AdaptedExperts, AdaptedLinear, SeparatelyAdaptedExperts
@@ -35,6 +36,7 @@ from quire.models.layers.mixture import (
     MixtureOfExperts,
     OfExperts,
     Router,
+    RouterLogits,
     WeightedInput,
 )
 from quire.models.layers.mlp import GATED, MLP, PLAIN, XIELU, Experts, LimitedSilu
@@ -43,8 +45,9 @@ from quire.models.layers.qk_norm import QKNorm
 from quire.models.layers.qkv_layout import QkvLayout, spans_of
 from quire.models.layers.sinks import Sinks
 from quire.models.lora.updates import LowRankUpdates
-from quire.models.quantization.dense import DenseEmbedding
+from quire.models.quantization.dense import Dense, DenseEmbedding
 from quire.models.quantization.formats import Quantization
+from quire.models.quantization.gguf import Gguf
 from quire.models.quantization.registry import embedding_scheme_of, scheme_of
 from quire.models.quantization.scheme import (
     EmbeddingShape,
@@ -380,7 +383,7 @@ class LayerFactory:
     def experts(self, spec: MixtureSpec, names: MixtureNames) -> MixtureOfExperts:
         """Build experts and their router. A rank has some experts, or a part of each."""
         routing = spec.routing
-        product = self._adapted(LinearShape((names.router,), (spec.count,), spec.hidden), routing.bias)
+        product = self._router(LinearShape((names.router,), (spec.count,), spec.hidden), routing)
         correction = OfExperts(names.correction, spec.count, self.options) if routing.correction else None
         factors = OfExperts(names.factors, spec.count, self.options) if routing.scaled else None
         self.layers += [each for each in (correction, factors) if each is not None]
@@ -527,6 +530,14 @@ class LayerFactory:
         if self._updates is None:
             return base
         return AdaptedLinear(base, self._updates.update_of(shape, part))
+
+    def _router(self, shape: LinearShape, routing: Routing) -> Projection | RouterLogits:
+        """Build the product of a router. Codes are multiplied in the model's dtype, whatever the routing says."""
+        if not routing.fp32 or not isinstance(self._scheme(*shape.names), Dense | Gguf):
+            return self._adapted(shape, routing.bias)
+        dtype = torch.float32 if routing.fp32 == "weight" else self.options.dtype
+        update = None if self._updates is None else self._updates.update_of(shape)
+        return self.remember(RouterLogits(shape, routing.bias, dtype, self.options, update))
 
     def _summed(self, layer: Callable[..., Tensor]) -> SummedOverRanks:
         return SummedOverRanks(layer, self._collectives)

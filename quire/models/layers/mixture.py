@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from typing import NamedTuple
 
 import torch
@@ -15,7 +16,9 @@ from quire.compute.kernels.reference.quantized_rows import Rows, UnnormedRow
 from quire.compute.kernels.routing import Routing
 from quire.compute.mesh import Span
 from quire.models.layers.linear import Projection
-from quire.models.quantization.scheme import ExpertNames
+from quire.models.lora.updates import LowRankUpdate
+from quire.models.quantization.dense import dense_specs, read_dense
+from quire.models.quantization.scheme import ExpertNames, LinearShape, RowForm
 from quire.models.weights.checkpoint import Checkpoint, WeightSpec
 from quire.models.weights.tensor_options import TensorOptions
 
@@ -72,11 +75,64 @@ class OfExperts:
         checkpoint.read(self._name, self.value if stored is None else self.value.view(stored.shape))
 
 
+class RouterLogits:
+    """x Wᵀ + b in fp32, for routers whose logits are never rounded to the model's dtype.
+
+    Args:
+        shape: The shape of W.
+        bias: Whether there is b.
+        dtype: The dtype that W is rounded to when it is read.
+        options: The device.
+        update: What adapters add; None: the model has no adapters.
+
+    Attributes:
+        row_form: None: the product takes dense rows only.
+    """
+
+    row_form: RowForm | None = None
+
+    def __init__(
+        self, shape: LinearShape, bias: bool, dtype: torch.dtype, options: TensorOptions, update: LowRankUpdate | None
+    ) -> None:
+        self._shape = shape
+        self._has_bias = bias
+        self._options = replace(options, dtype=dtype)
+        self._update = update
+        self._pack = kernel("pack_router", options.device.type)
+        self._product = kernel("router_logits", options.device.type)
+        self._bias: Tensor | None = None
+
+    def weight_specs(self) -> Iterator[WeightSpec]:
+        yield from dense_specs(self._shape)
+        if self._has_bias:
+            yield WeightSpec(f"{self._shape.names[0]}.bias", self._shape.rows)
+
+    def load_weights(self, checkpoint: Checkpoint) -> None:
+        shape, options = self._shape, self._options
+        self._weight = options.packed_weights.get(
+            f"router {shape.names} {shape.rows} × {shape.columns}",
+            lambda: self._pack(read_dense(shape, checkpoint, options)),
+        )
+        if self._has_bias:
+            self._bias = torch.empty(shape.rows, dtype=options.dtype, device=options.device)
+            checkpoint.read(f"{shape.names[0]}.bias", self._bias)
+
+    def __call__(self, x: Rows) -> Tensor:
+        """Return the logits: [tokens, hidden] → [tokens, experts] fp32."""
+        assert isinstance(x, Tensor)
+        logits: Tensor = self._product(x, self._weight, self._bias)
+        if self._update is not None and self._update.active:
+            added = x.new_zeros(logits.shape)
+            self._update.expand(self._update.shrink(x), added)
+            logits += added
+        return logits
+
+
 class Router:
     """Chooses each token's experts.
 
     Args:
-        product: [tokens, hidden] → [tokens, experts].
+        logits: x [tokens, hidden] → [tokens, experts], in the dtype that scores are made of.
         routing: How tokens go to experts.
         options: The device.
         correction: What scores are corrected by, if the routing says so.
@@ -85,12 +141,13 @@ class Router:
         may_wait: Whether the experts take an UnroutedRow.
 
     Attributes:
-        row_form: The form of rows that the product takes in addition to dense ones.
+        logits, routing: As the arguments.
+        row_form: The form of rows that `logits` takes in addition to dense ones.
     """
 
     def __init__(
         self,
-        product: Projection,
+        logits: Projection | RouterLogits,
         routing: Routing,
         options: TensorOptions,
         correction: OfExperts | None = None,
@@ -99,23 +156,30 @@ class Router:
         *,
         may_wait: bool = False,
     ) -> None:
-        self.row_form = product.row_form
+        self.row_form = logits.row_form
+        self._dtype = options.dtype
         self._factors = factors
-        self._product = product
-        self._routing = routing
+        self.logits = logits
+        self.routing = routing
         self._correction = correction
         self._own = (0, None) if own is None else (own.start, own.count)
         self._route = kernel("route", options.device.type)
         self._may_wait = may_wait and routing.is_softmax and routing.renormalise and own is None and factors is None
 
+    @property
+    def correction(self) -> Tensor | None:
+        """What is added to scores for the choice, [experts] fp32; None: nothing."""
+        return None if self._correction is None else self._correction.value
+
     def __call__(self, x: Rows) -> tuple[Tensor, Tensor | UnroutedRow]:
-        """Return weights and numbers of each token's experts, as the op `route` does; or, of one token, its logits and
-        an UnroutedRow."""
-        correction = None if self._correction is None else self._correction.value
-        logits = self._product(x)
+        """Return weights, in the model's dtype, and numbers of each token's experts, as the op `route` does.
+
+        Of one token, it may return its logits and an UnroutedRow.
+        """
+        logits = self.logits(x)
         if self._may_wait and len(logits) == 1:
-            return logits, UnroutedRow(logits, self._routing)
-        weights, numbers = self._route(logits, self._routing, *self._own, correction)
+            return logits, UnroutedRow(logits, self.routing)
+        weights, numbers = self._route(logits, self.routing, *self._own, self.correction, self._dtype)
         if self._factors is not None:
             first, count = self._own
             own = self._factors.value[first : None if count is None else first + count]

@@ -25,12 +25,25 @@ Packed = Sequence[Tensor | PackedWeight] | PackedWeight
 """The weights of all experts: one weight whose `data` has a dimension more, or one for each expert."""
 
 
+def pack_router(weight: Tensor) -> Tensor | PackedWeight:
+    return pack_linear(weight.float())
+
+
+def router_logits(x: Tensor, packed: Tensor | PackedWeight, bias: Tensor | None) -> Tensor:
+    return linear(x.float(), packed, None if bias is None else bias.float())
+
+
 def route(
-    logits: Tensor, routing: Routing, first: int = 0, count: int | None = None, correction: Tensor | None = None
+    logits: Tensor,
+    routing: Routing,
+    first: int = 0,
+    count: int | None = None,
+    correction: Tensor | None = None,
+    dtype: torch.dtype | None = None,
 ) -> tuple[Tensor, Tensor]:
     """Among equally likely experts the first ones are taken."""
     if (kernels := library_for(logits)) is None:
-        return reference.route(logits, routing, first, count, correction)
+        return reference.route(logits, routing, first, count, correction, dtype)
     (tokens, experts), chosen = logits.shape, routing.chosen
     weights = torch.empty((tokens, chosen), dtype=logits.dtype)
     numbers = torch.empty((tokens, chosen), dtype=torch.int64)
@@ -42,6 +55,7 @@ def route(
             _SCORINGS.index(routing.scoring), routing.groups, routing.kept_groups, routing.of_best_two, routing.scale,
             routing.epsilon, routing.cap or 0.0, routing.margin, correction, weights, numbers,
         )  # fmt: skip
+    weights = weights.to(dtype or logits.dtype)
     if count is None:
         return weights, numbers
     own = torch.empty_like(numbers)

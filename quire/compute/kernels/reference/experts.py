@@ -134,8 +134,23 @@ class UnroutedRow(NamedTuple):
     routing: Routing
 
 
+def pack_router(weight: Tensor) -> Tensor:
+    """Return a router's weight [experts, hidden] as `router_logits` takes it; here unchanged."""
+    return weight
+
+
+def router_logits(x: Tensor, packed: Tensor, bias: Tensor | None) -> Tensor:
+    """Return x Wᵀ + bias in fp32, never rounded to the model's dtype: x [tokens, hidden] → [tokens, experts]."""
+    return F.linear(x.float(), packed.float(), None if bias is None else bias.float())
+
+
 def route(
-    logits: Tensor, routing: Routing, first: int = 0, count: int | None = None, correction: Tensor | None = None
+    logits: Tensor,
+    routing: Routing,
+    first: int = 0,
+    count: int | None = None,
+    correction: Tensor | None = None,
+    dtype: torch.dtype | None = None,
 ) -> tuple[Tensor, Tensor]:
     """Choose each token's experts by their scores, in fp32 (Shazeer et al. 2017; Mixtral, eq. 1).
 
@@ -145,9 +160,10 @@ def route(
         first, count: The experts that are here: `first` to `first + count - 1`; None: all are.
         correction: [experts] fp32, added to scores for the choice alone (Wang et al. 2024, loss-free balancing), if
             `routing.correction`.
+        dtype: The dtype of the weights; None: the logits'.
 
     Returns:
-        [tokens, chosen] weights in the logits' dtype, and as many expert numbers, integers from 0 on among those that
+        [tokens, chosen] weights, and as many expert numbers, integers from 0 on among those that
         are here; `count` for others.
     """
     x = logits.float()
@@ -168,7 +184,7 @@ def route(
         weights = weights * routing.scale
     if count is not None:
         local_indices(numbers, first, count, numbers)
-    return weights.to(logits.dtype), numbers
+    return weights.to(dtype or logits.dtype), numbers
 
 
 _SCORES: dict[Scoring, Callable[[Tensor], Tensor]] = {

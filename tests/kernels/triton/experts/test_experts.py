@@ -18,7 +18,7 @@ from quire.compute.kernels.reference.experts import route as reference_route
 from quire.compute.kernels.routing import Routing
 from quire.compute.kernels.triton.experts.expert_gemms import ExpertConfigs
 from quire.compute.kernels.triton.experts.experts import IN_FP32, experts_with_configs, measured_configs, tuned_config
-from quire.compute.kernels.triton.experts.routing import add_gated, group_by_expert, route
+from quire.compute.kernels.triton.experts.routing import add_gated, group_by_expert, pack_router, route, router_logits
 from quire.compute.kernels.triton.linear.gemm import GemmConfig
 from quire.compute.kernels.triton.linear.gemv import GemvConfig
 from tests.kernels.routings import SCORED, scored
@@ -63,6 +63,15 @@ def exact(x: Tensor, gate_up: Tensor, down: Tensor, numbers: Tensor, weights: Te
 def close(found: Tensor, expected: Tensor) -> None:
     error = (found.double() - expected).abs().max() / expected.abs().max()
     assert error < NEAR[found.dtype], f"{error:.2e}"  # false for NaN, too
+
+
+@pytest.mark.parametrize("weight", [torch.bfloat16, torch.float32])
+def test_router_logits_are_never_rounded(weight: torch.dtype, device: str) -> None:
+    x = torch.randn(9, 64, generator=torch.Generator().manual_seed(1)).to(device, torch.bfloat16)
+    w = torch.randn(40, 64, generator=torch.Generator().manual_seed(2)).to(device, weight)
+    logits = router_logits(x, pack_router(w), None)
+    assert logits.dtype == torch.float32
+    torch.testing.assert_close(logits, (x.double() @ w.double().T).float(), rtol=0, atol=1e-5)
 
 
 @pytest.mark.parametrize(

@@ -116,7 +116,7 @@ def experts(
             terms = can_overlap(x.device), False, adapters, activation, biases
             mxfp4_few(x, gate_up, down, numbers, weights, out, PACKED_IN_PAIRS, *terms)
             return
-        weights, numbers = route(numbers.logits, numbers.routing)
+        weights, numbers = route(numbers.logits, numbers.routing, dtype=x.dtype)
     assert all(t.is_contiguous() for t in (x, gate_up, down, numbers, weights, out) if isinstance(t, Tensor))
     if not len(x):
         return

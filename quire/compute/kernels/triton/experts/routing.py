@@ -16,6 +16,7 @@ with adapters are grouped once more in the same way, by adapter and expert; pair
 from __future__ import annotations
 
 import torch
+import torch.nn.functional as F
 import triton
 import triton.language as tl
 from torch import Tensor
@@ -37,13 +38,29 @@ _MAX_RANKED = tl.constexpr(32)
 """The most experts of which each is compared with all others, at once."""
 
 
+def pack_router(weight: Tensor) -> Tensor:
+    return weight
+
+
+def router_logits(x: Tensor, packed: Tensor, bias: Tensor | None) -> Tensor:
+    if x.dtype == packed.dtype and x.is_cuda:
+        logits = torch.mm(x, packed.t(), out_dtype=torch.float32)
+        return logits if bias is None else logits + bias
+    return F.linear(x.float(), packed.float(), None if bias is None else bias.float())
+
+
 def route(
-    logits: Tensor, routing: Routing, first: int = 0, count: int | None = None, correction: Tensor | None = None
+    logits: Tensor,
+    routing: Routing,
+    first: int = 0,
+    count: int | None = None,
+    correction: Tensor | None = None,
+    dtype: torch.dtype | None = None,
 ) -> tuple[Tensor, Tensor]:
     """Implement reference/experts.py's `route`; logits are contiguous, and the numbers are int32."""
     assert logits.is_contiguous()
     (tokens, experts), chosen = logits.shape, routing.chosen
-    weights = torch.empty((tokens, chosen), dtype=logits.dtype, device=logits.device)
+    weights = torch.empty((tokens, chosen), dtype=dtype or logits.dtype, device=logits.device)
     numbers = torch.empty((tokens, chosen), dtype=torch.int32, device=logits.device)
     overlap = can_overlap(logits.device)
     if tokens:
