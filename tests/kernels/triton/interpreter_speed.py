@@ -19,6 +19,7 @@ def speed_up() -> None:
     _make_each_block_type_once(tl)
     _make_each_shape_once(tl)
     _compare_each_pair_once(tl, TritonSemantic)
+    _look_for_overflows_where_they_are_told(TritonSemantic)
 
 
 def _each_dtype_once(plain: Callable[[Any], Any], tl: Any) -> Callable[[Any], Any]:
@@ -125,3 +126,14 @@ def _compare_each_pair_once(tl: Any, semantics: Any) -> None:
 
     semantics.broadcast_impl_value, semantics.cast = broadcast_both, cast_unless_equal
     semantics.computation_type_impl = computation_type
+
+
+def _look_for_overflows_where_they_are_told(semantics: Any) -> None:
+    """It computed each sum, difference and product of integers once more, for an error that it raises in debug mode."""
+    plain = semantics.binary_op_sanitize_overflow_impl
+
+    def look(self: Any, *operands: Any) -> None:
+        if self.builder.options.debug:
+            plain(self, *operands)
+
+    semantics.binary_op_sanitize_overflow_impl = look
