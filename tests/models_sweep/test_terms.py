@@ -79,7 +79,7 @@ def specs_without_terms(spec: ModelSpec) -> dict[str, ModelSpec]:
 
 UNSEEN: dict[str, str] = {
     "mlp.routing.epsilon": "it is far below the sums of scores",
-    "mlp.routing.fp32": "the cases are fp32 themselves; tests/models/test_router_logits.py sees it",
+    "mlp.routing.fp32": "the cases are fp32 themselves; tests/models_sweep/test_router_logits.py sees it",
     "norms.number": "the place of norms says it as well; weights are counted by it",
     "gemma4: scaled": "its own layers read it unasked; weights are counted by it",
     "gemma4: mlp.router_norm": "its own layers read it unasked; weights are counted by it",
