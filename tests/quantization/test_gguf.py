@@ -242,6 +242,20 @@ def test_layers_that_predict_further_tokens_are_left_out(tmp_path: Path) -> None
     assert error(file, dense) < 1e-3
 
 
+@pytest.mark.parametrize(
+    ("described", "message"),
+    [
+        ({"qwen3moe.expert_shared_count": 1}, "shared experts"),
+        ({"qwen3moe.expert_gating_func": 2}, r"expert_gating_func is 2.*served is 1"),
+    ],
+)
+def test_experts_of_another_kind_are_refused(described: dict[str, int], message: str, tmp_path: Path) -> None:
+    dense = make_tiny(tmp_path / "model", **{"hidden_size": 64} | FAMILIES["qwen3 moe"])
+    file = made.make_gguf(dense, tmp_path / "made" / "model.gguf", "Q8_0", metadata=described)
+    with pytest.raises(CheckpointError, match=message):
+        directory_of([file], tokenizer=False)
+
+
 def test_a_description_says_what_a_processor_keeps(tmp_path: Path) -> None:
     dense = make_llama(tmp_path / "model", **WIDE)
     file = made.make_gguf(dense, tmp_path / "made" / "model.gguf", MIXED)

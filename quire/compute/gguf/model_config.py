@@ -20,6 +20,9 @@ from quire.errors import CheckpointError
 _LAYERS_OF_27B = {"gemma2": 46, "gemma3": 62}
 """Layers of the models that scale attention by the stream's width over the heads; llama.cpp knows them so too."""
 _HEAD = "output.weight"
+_SOFTMAX, _SIGMOID = 1, 2
+"""How logits become scores of experts, by the format's numbers."""
+_SCORED_BY_SIGMOID = ("glm4moe", "dots1", "minimax-m2")
 _NULL = {("exaone4", "sliding_window")}
 """Keys of an architecture whose absence means another value than null."""
 _MAX_FACTORS = 1 << 14
@@ -68,6 +71,7 @@ def model_config(model: GgufModel) -> dict[str, Any]:
         "dtype": _dtype(model),
         "quantization_config": {"quant_method": "gguf", "types": types, **_sizes(model, tied)},
     }
+    _check_experts(own, kind, "ffn_up_shexp" in architecture.modules)
     config |= _rope(model, own) | _experts(own)
     config |= _EXTRAS[kind](own, config) if kind in _EXTRAS else {}
     if kind == "bert":
@@ -191,6 +195,17 @@ def _factors(model: GgufModel, name: str) -> list[float]:
         return list(struct.unpack(f"<{tensor.shape[0]}f", file.read(tensor.nbytes)))
 
 
+def _check_experts(own: Keys, kind: str, may_share: bool) -> None:
+    """Refuse experts that the architecture does not have."""
+    if not may_share and (own.get("expert_shared_count") or own.get("expert_shared_feed_forward_length")):
+        raise CheckpointError("The GGUF file has shared experts, which are not supported.")
+    scoring, usual = own.get("expert_gating_func"), _SIGMOID if kind in _SCORED_BY_SIGMOID else _SOFTMAX
+    if scoring not in (None, 0, usual):
+        raise CheckpointError(
+            f"The GGUF file's expert_gating_func is {scoring!r}, which is not supported for {kind}: served is {usual}."
+        )
+
+
 def _experts(own: Keys) -> dict[str, Any]:
     if not own.get("expert_count"):
         return {}
@@ -204,7 +219,7 @@ def _experts(own: Keys) -> dict[str, Any]:
 
 
 def _like_deepseek(own: Keys, config: Keys) -> dict[str, Any]:
-    """Return what GLM-4.5 and dots.llm1 have; keys that begin with `expert` are what DeepSeek's files have too."""
+    """Return the experts of GLM-4.5 and dots.llm1, whose keys are DeepSeek's."""
     return {
         "num_experts": None,
         "n_routed_experts": own.get("expert_count"),
