@@ -64,10 +64,13 @@ def is_auto(config: Config) -> bool:
 def length_limit(config: Config, spec: ModelSpec) -> int:
     """The length that was given, or else the model's limit."""
     asked = config.model.max_model_len
-    longest = spec.max_model_len
-    if not spec.pooler.generates and spec.pooler.max_len:
-        longest = min(longest, spec.pooler.max_len)
-    return longest if is_auto(config) or not asked else int(asked)
+    return longest_of(spec) if is_auto(config) or not asked else int(asked)
+
+
+def longest_of(spec: ModelSpec) -> int:
+    """The model's own limit, which files of sentence-transformers may lower if it makes no tokens."""
+    limit = None if spec.pooler.generates else spec.pooler.max_len
+    return min(spec.max_model_len, limit or spec.max_model_len)
 
 
 def least_step_tokens(config: Config, spec: ModelSpec) -> int:

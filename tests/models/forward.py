@@ -91,7 +91,8 @@ def load(
 ) -> Loaded:
     """Build a directory's model, or a rank's part of it, and read its weights."""
     spec = read_spec(directory)
-    factory = LayerFactory(TensorOptions(CPU, dtype), spec.quantization, mesh, collectives)
+    options = TensorOptions(CPU, dtype, many_rows=not spec.generates)
+    factory = LayerFactory(options, spec.quantization, mesh, collectives)
     model = build_model(spec, factory)
     is_gguf = bool(find_gguf_files(directory))
     checkpoint: Checkpoint = GgufCheckpoint(directory) if is_gguf else _named(directory, spec)

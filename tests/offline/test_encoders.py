@@ -55,8 +55,8 @@ def test_weights_are_rounded_where_no_text_is_generated(
     """A causal model reads texts in many rows, too, but its single tokens wait for memory."""
     made = make_tiny(tmp_path, "Qwen3ForCausalLM")
     write_tokenizer(made)
-    asked = []
-    monkeypatch.setattr(linear, "pack_rounded", lambda weight: asked.append(weight) or linear.pack_linear(weight))
+    asked, pack = [], linear.pack_rounded
+    monkeypatch.setattr(linear, "pack_rounded", lambda *weight: asked.append(weight) or pack(*weight))
     with LLM(str(made), dtype="bfloat16", **settings):
         assert bool(asked) == rounds
 

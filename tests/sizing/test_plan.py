@@ -227,7 +227,9 @@ def test_encoders_are_planned_for_by_full_steps_and_hold_nothing_behind_them(tmp
     assert best["price"] == pytest.approx(3.6 / 3600 * 1e6 / best["tokens_per_s"])
 
 
-def test_embedding_models_of_decoders_are_planned_for_as_such(tmp_path: Path) -> None:
+def test_embedding_models_of_decoders_are_planned_for_as_such(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     made = make_tiny(tmp_path, "Qwen3ForCausalLM", head_dim=16)
     modules = [("Transformer", ""), ("Pooling", "1_Pooling")]
     (made / "modules.json").write_text(
@@ -236,8 +238,16 @@ def test_embedding_models_of_decoders_are_planned_for_as_such(tmp_path: Path) ->
     )  # fmt: skip
     (made / "1_Pooling").mkdir()
     (made / "1_Pooling" / "config.json").write_text('{"pooling_mode": "lasttoken"}')
-    flags = ("--gpu=h200", "--formats=checkpoint", "--tensor-parallel-sizes=1", "--input-len=100")
-    assert plan(tmp_path, *flags, model=str(made))["candidates"][0]["texts"] == 81
+    flags = ("--gpu=h200", "--formats=checkpoint", "--tensor-parallel-sizes=1")
+    assert plan(tmp_path, *flags, "--input-len=100", model=str(made))["candidates"][0]["texts"] == 81
+    (made / "sentence_bert_config.json").write_text('{"max_seq_length": 64}')
+    found = plan(tmp_path, *flags, model=str(made))
+    assert (found["input_len"], found["candidates"][0]["texts"]) == (64, 128), (
+        "texts are no longer than the model takes"
+    )
+    with pytest.raises(SystemExit):
+        main(["plan", str(made), *flags, "--input-len=65"])
+    assert "longer than the 64" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -61,8 +62,7 @@ class DenseWeight(KernelWeight):
 
     def __init__(self, shape: LinearShape, options: TensorOptions) -> None:
         super().__init__("linear", shape, options)
-        self._packing = "pack_rounded" if options.many_rows else "pack_linear"
-        self._pack = kernel(self._packing, options.device.type)
+        self._pack = kernel("pack_rounded" if options.many_rows else "pack_linear", options.device.type)
         self._linear_and_shrink = kernel("linear_and_shrink", options.device.type)
         if options.device.type == "cuda" and options.dtype != torch.float32:
             self.row_form = RowForm(None, norms_one=True)
@@ -72,10 +72,16 @@ class DenseWeight(KernelWeight):
 
     def load(self, checkpoint: Checkpoint) -> None:
         shape = self._shape
-        name = f"linear {shape.names} {shape.rows} × {shape.columns} {self._packing}"
-        self._weight = self._options.packed_weights.get(
-            name, lambda: self._pack(read_dense(shape, checkpoint, self._options))
-        )
+        name = f"linear {shape.names} {shape.rows} × {shape.columns}{' rounded' * self._options.many_rows}"
+        self._weight = self._options.packed_weights.get(name, lambda: self._packed(checkpoint))
+
+    def _packed(self, checkpoint: Checkpoint) -> Any:
+        if not self._options.many_rows:
+            return self._pack(read_dense(self._shape, checkpoint, self._options))
+        stored = replace(
+            self._options, dtype=torch.float32
+        )  # what is rounded to integers is not rounded to bf16 before
+        return self._pack(read_dense(self._shape, checkpoint, stored), self._options.dtype)
 
     def read_values(self, checkpoint: Checkpoint) -> Tensor:
         return read_dense(self._shape, checkpoint, self._options)

@@ -7,7 +7,7 @@ memory is weights, the largest step's activations and what the texts of steps ho
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -17,6 +17,7 @@ from quire.foundation.config.model import ModelConfig
 from quire.models.spec import ModelSpec, read_spec, spec_of
 from quire.planning.footprint import GIB, Footprint
 from quire.planning.memory_budget import KVDemand
+from quire.planning.step_limits import longest_of
 from quire.tools.bench.report import write_json
 from quire.tools.simulation.deployment import Deployment, FormatName, in_format
 from quire.tools.simulation.load import find_model
@@ -59,7 +60,7 @@ def spec_of_texts(options: PlanOptions) -> ModelSpec | None:
     assert options.model is not None
     directory = find_model(options.model)
     spec = read_spec(directory)
-    if spec.generates and (directory / "modules.json").is_file():
+    if (directory / "modules.json").is_file():
         spec = spec_of(ModelConfig(model=str(directory)), directory)
     return None if spec.generates and spec.pooler.generates else spec
 
@@ -74,10 +75,13 @@ def plan_texts(options: PlanOptions, spec: ModelSpec) -> int:
         if getattr(options, name) is not None:
             flag = f"--{name.replace('_', '-')}"
             raise ConfigError(f"{options.model} makes no tokens one after another: leave {flag} out.", param=name)
-    if options.input_len > spec.max_model_len:
+    longest = longest_of(spec)
+    if options.input_len == PlanOptions.input_len:
+        options = replace(options, input_len=min(options.input_len, longest))
+    if options.input_len > longest:
         raise ConfigError(
-            f"Texts of {options.input_len:,} tokens are longer than the {spec.max_model_len:,} that the model was made "
-            "for: give --input-len.",
+            f"Texts of {options.input_len:,} tokens are longer than the {longest:,} that the model was made for: lower "
+            "--input-len.",
             param="input_len",
         )
     prices = read_prices(options.prices)
@@ -129,7 +133,7 @@ def _as_text(options: PlanOptions, spec: ModelSpec, rows: Sequence[TextRow]) -> 
     first = "the fastest" if rows[0].price is None else "the cheapest"
     head = (
         f"{options.model}: {spec.architecture}, {spec.num_parameters / 1e6:,.1f}M parameters, {len(spec.layers)} "
-        f"layers, texts of up to {spec.max_model_len:,} tokens",
+        f"layers, texts of up to {longest_of(spec):,} tokens",
         f"Keys and values: {spec.kv_bytes_per_token('bfloat16'):,} bytes a token in bf16, held for {held}",
         "",
         f"Full steps of texts of {options.input_len:,} tokens; {first} first:",

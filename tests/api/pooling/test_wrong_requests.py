@@ -134,6 +134,7 @@ def test_a_model_that_does_not_generate_says_so(embedder: Served) -> None:
         ("/v1/chat/completions", {"messages": CHAT}),
         ("/v1/responses", {"input": "a"}),
         ("/inference/v1/generate", {"token_ids": [5], "sampling_params": {}}),
+        ("/v1/decisions", {"input": "a", "questions": [{"type": "predicate", "name": "b", "instructions": "c"}]}),
     ):
         message = refusal(embedder[0], path, fields)["message"]
         assert "generates none" in message, path

@@ -26,10 +26,10 @@ PANEL = 64
 STRETCH = 256
 """Columns of a rounded weight that have a scale together."""
 _LARGEST = 32767
-"""The largest 16-bit integer, which each stretch of a row of activations reaches."""
-_LARGEST_SUM = 65_000
-"""The maximum sum of a stretch's codes of one output, without their signs: such a row times it stays below 2³¹, also
-where rounding adds a half to each of 256 codes."""
+"""The largest 16-bit integer."""
+_LARGEST_SUM = 130_000
+"""The maximum sum of a stretch's codes of one output, without their signs: a row, whose largest number is 16,383, times
+it stays below 2³¹, also where rounding adds a half to each of 256 codes."""
 _SMALLEST = 1e-30
 _ROWS_HINT = 16
 """Number of rows that oneDNN chooses the layout for; any number may be multiplied then."""
@@ -68,11 +68,11 @@ def pack_linear(weight: Tensor) -> Tensor | PackedWeight:
     return weight
 
 
-def pack_rounded(weight: Tensor) -> Tensor | PackedWeight | BlockWeight:
-    """Round bf16 weights where bf16 is widened to be multiplied; others are packed as by `pack_linear`."""
+def pack_rounded(weight: Tensor, dtype: torch.dtype) -> Tensor | PackedWeight | BlockWeight:
+    """Round weights to integers where `dtype` is bf16 and bf16 is widened to be multiplied."""
     kernels = library()
-    if kernels is None or weight.dtype != torch.bfloat16 or not (kernels.widens_bf16 and kernels.multiplies_bytes):
-        return pack_linear(weight)
+    if kernels is None or dtype != torch.bfloat16 or not (kernels.widens_bf16 and kernels.multiplies_bytes):
+        return pack_linear(weight.to(dtype))
     (rows, columns), panels = weight.shape, -(-weight.shape[0] // PANEL)
     parts = []
     for begin in range(0, columns, STRETCH):

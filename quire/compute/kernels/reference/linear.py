@@ -47,12 +47,12 @@ def pack_linear(weight: Tensor) -> Tensor:
     return weight
 
 
-def pack_rounded(weight: Tensor) -> Tensor:
-    """Return the weight [rows, columns] as `linear` takes it, for many rows at a time; here unchanged.
+def pack_rounded(weight: Tensor, dtype: torch.dtype) -> Tensor:
+    """Return the weight [rows, columns], of any dtype, as `linear` takes it with many rows of `dtype` at a time.
 
     A version may round weights, and the rows that they are multiplied with, to 16-bit integers with scales.
     """
-    return weight
+    return weight.to(dtype)
 
 
 def linear(x: Tensor, packed: Tensor, bias: Tensor | None) -> Tensor:

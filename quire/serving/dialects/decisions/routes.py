@@ -37,6 +37,7 @@ def add_decisions(app: FastAPI, serving: Serving) -> None:
 async def _answer(serving: Serving, request: Request, fields: DecisionRequest) -> Response:
     serving.accept_queued(request, fields)
     with fields_named(NAMES):
+        serving.session.input_processor.check_generates()
         questions = [asked(each, f"questions[{place}]") for place, each in enumerate(fields.questions)]
         serving.session.check_room(len(questions), len(questions))
         prompts, labels = await _prompts(serving, fields, questions)

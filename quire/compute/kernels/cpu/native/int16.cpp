@@ -24,7 +24,7 @@ constexpr int64_t kRowsAtOnce = 96;  // a multiple of it; their sums stay in the
 constexpr int64_t kRowsOfChunk = 16;  // that one thread rounds
 constexpr int64_t kCheapRows = 8;    // take no longer than one
 constexpr int64_t kWorthSharing = 1 << 19, kWorthRounding = 1 << 15;
-constexpr float kLargest = 32767.0f, kSmallest = 1e-30f;
+constexpr float kLargest = 16383.0f, kSmallest = 1e-30f;  // 15 bits with the sign: weights need room in a sum, too
 
 // x = scale · whole. A stretch of columns of all rows comes before the next one.
 struct Rows {
