@@ -23,6 +23,8 @@ from quire.models.fallback.classes import (
 from quire.models.fallback.weights import TransformersWeights
 from quire.models.layers.factory import LayerFactory
 from quire.models.vision.module_spec import ModuleVisionSpec
+from quire.models.vision.pixel_settings import CHANNELS
+from quire.models.vision.tower import Pixels
 
 _BEFORE, _BEHIND = 3, 2
 """Tokens of text around an image."""
@@ -150,13 +152,32 @@ class ModuleTower:
         begin = getattr(self.model.config, "vision_start_token_id", None)  # by which some classes find images
         self._before = [1] * _BEFORE + [begin] * isinstance(begin, int)
         build.remember(TransformersWeights(self.model, self, build.options, [], leaves_out=True, is_part=True))
+        self._numbers = None if spec.video is None else Pixels(spec.video.pixels, build.options)
 
     def fuse_attentions(self, dtype: torch.dtype) -> None:
         """Do nothing: a tower's attention is transformers' own."""
 
-    def __call__(self, images: Sequence[Mapping[str, Tensor]]) -> list[Tensor]:
-        """Compute vectors: the tensors of each image, its tokens among them → [vectors, outputs] each."""
-        return [self.vectors(image) for image in images]
+    def __call__(self, images: Sequence[Mapping[str, Tensor] | Tensor]) -> list[Tensor]:
+        """Compute vectors: the tensors of each image, its tokens among them, or videos [frames, height, width, 3]
+        uint8 → [vectors, outputs] each."""
+        return [self._of_video(each) if isinstance(each, Tensor) else self.vectors(each) for each in images]
+
+    def _of_video(self, video: Tensor) -> Tensor:
+        """Compute a video's slices one by one: patches see those of their own slice alone."""
+        layout, numbers, merge = self.spec.video, self._numbers, self.spec.merge
+        assert layout is not None and numbers is not None, "a tower that reads no videos"
+        size = layout.patch_size
+        rows, columns = (length // size for length in video.shape[1:3])
+        vectors = []
+        for some in torch.split(video, layout.frames):
+            squares = numbers(some).reshape(
+                layout.frames, CHANNELS, rows // merge, merge, size, columns // merge, merge, size
+            )
+            patches = squares.permute(2, 5, 3, 6, 1, 0, 4, 7).reshape(rows * columns, -1)
+            grid = torch.tensor([[1, rows, columns]], device=video.device)
+            tokens = torch.full((1, rows * columns // merge**2), self.spec.image_token, device=video.device)
+            vectors.append(self.vectors({"pixel_values": patches, "image_grid_thw": grid, "input_ids": tokens}))
+        return torch.cat(vectors)
 
     def vectors(self, image: Mapping[str, Tensor]) -> Tensor:
         """Return the vectors [vectors, outputs] of one image, or of several with the tokens between them."""
