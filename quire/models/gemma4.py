@@ -24,6 +24,9 @@ from quire.models.projections import build_dense_mlp, build_experts, build_mixer
 from quire.models.spec import ModelSpec
 from quire.models.weights.checkpoint import Checkpoint, WeightSpec
 
+_PAD = 0
+"""The token of padding, of all Gemma 4 models."""
+
 
 class LayerInputs:
     """Vectors of a step's tokens for all layers: each token's own, and a projection of its embedding, normed.
@@ -175,18 +178,24 @@ class Gemma4(Decoder):
     def __init__(self, spec: ModelSpec, build: LayerFactory) -> None:
         super().__init__(spec, build, self._build_block)
         self._layer_inputs = LayerInputs(spec, build) if spec.layer_input_width else None
-        self._of_tokens: Tensor | None = None
+        self._tokens: Tensor | None = None
+        self._image_token = spec.vision.image_token if spec.vision is not None else None
 
     def _build_block(self, spec: ModelSpec, build: LayerFactory, layer: int) -> Block:
         return Gemma4Block(spec, build, layer)
 
     def embed(self, tokens: Tensor, positions: Positions) -> Stream:
+        if self._layer_inputs is not None and self._image_token is not None:  # an image has the pad's own vectors
+            tokens = torch.where(tokens == self._image_token, _PAD, tokens)
         stream = super().embed(tokens, positions)
-        self._of_tokens = None if self._layer_inputs is None else self._layer_inputs(tokens, stream.x)
+        self._tokens = tokens
         return stream
 
     def blocks(self, stream: Stream, positions: Positions, attention: AttentionBackend) -> Iterator[Stream]:
-        inputs, self._of_tokens = self._of_tokens, None
+        tokens, self._tokens = self._tokens, None
+        inputs = None  # they read the stream, in which images have their vectors by now
+        if self._layer_inputs is not None and tokens is not None:
+            inputs = self._layer_inputs(tokens, stream.x)
         for number, (block, angles) in enumerate(zip(self._blocks, self._rotaries(positions), strict=True)):
             own = None if inputs is None else inputs[:, number]
             stream = cast(Gemma4Block, block)(*stream, angles, attention, own)

@@ -97,16 +97,19 @@ class Stage:
         decoder: This rank's part.
         before: Receives the stream from the previous stage; None: this is the first stage.
         after: Sends the stream to the next stage; None: this is the last stage. The other stages return the stream
-            itself
-            as hidden states.
+            itself as hidden states.
+        deep: The layers, counted from 0, whose inputs images add vectors to.
 
     Attributes:
         reader: Reads the streams of a model that is not divided into stages; None: nothing reads them.
         has_logits: Whether this is the last stage. In all others, `logits` returns its argument.
     """
 
-    def __init__(self, decoder: DecoderParts, before: StreamSource | None, after: StreamSink | None) -> None:
+    def __init__(
+        self, decoder: DecoderParts, before: StreamSource | None, after: StreamSink | None, deep: Sequence[int] = ()
+    ) -> None:
         self._decoder = decoder
+        self._deep = deep
         self._before = before
         self._after = after
         self.reader: StreamReader | None = None
@@ -125,7 +128,7 @@ class Stage:
         blocks = self._decoder.blocks(stream, positions, attention)
         if media is not None and deep:
             own = getattr(self._decoder, "with_vectors", None)  # of decoders that are one block
-            blocks = (own or _with_vectors)(blocks, media.places, deep)
+            blocks = own(blocks, media.places, deep) if own else self._with_vectors(blocks, media.places, deep)
         stream = self._through_blocks(stream, blocks)
         if after is None:
             hidden = self._decoder.finish(stream)
@@ -148,16 +151,15 @@ class Stage:
                 reader.read(number, last)
         return last
 
-
-def _with_vectors(blocks: Iterator[Stream], places: Tensor, deep: Sequence[Tensor]) -> Iterator[Stream]:
-    """Yield the stream after each block, with the vectors of images added after the first ones."""
-    rest = list(deep)
-    for stream in blocks:
+    def _with_vectors(self, blocks: Iterator[Stream], places: Tensor, deep: Sequence[Tensor]) -> Iterator[Stream]:
+        """Yield the stream after each block, with the vectors of images added to what some layers read."""
+        rest = dict(zip(self._deep, deep, strict=True))
+        for number, stream in enumerate(blocks, 1):
+            if number in rest:
+                stream.x.index_add_(0, places, rest.pop(number))
+            yield stream
         if rest:
-            stream.x.index_add_(0, places, rest.pop(0))
-        yield stream
-    if rest:
-        raise ConfigError("Images are added to the output of more layers than the first pipeline stage has.")
+            raise ConfigError("Images are added to what more layers read than the first pipeline stage has.")
 
 
 def build_model(
@@ -178,4 +180,4 @@ def build_model(
     module, name = spec.family.decoder.split(":")
     build = getattr(importlib.import_module(module), name)
     decoder: DecoderParts = build(spec, factory) if spec.head is None else build(spec, factory, lent)
-    return Stage(decoder, before, after)
+    return Stage(decoder, before, after, getattr(spec.vision, "deep", ()))

@@ -99,7 +99,7 @@ def check_pipeline_parallel_size(spec: ModelSpec, size: int) -> None:
             param="pipeline_parallel_size",
         )
     if 1 <= size <= layers and isinstance(spec.vision, ModuleVisionSpec):
-        first, deep = len(Mesh(pp=size).own_layers(layers)), spec.vision.deep
+        first, deep = len(Mesh(pp=size).own_layers(layers)), max(spec.vision.deep, default=0)
         if deep > first:
             raise ConfigError(
                 f"--pipeline-parallel-size {size}: the first stage would have {first} layers, and images are added to "

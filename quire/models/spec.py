@@ -411,9 +411,9 @@ def _vision(spec: ModelSpec, directory: Path) -> VisionSpec | None:
         return vision
     deep = isinstance(vision, ModuleVisionSpec) and vision.deep
     two_sided = isinstance(vision, ModuleVisionSpec) and vision.two_sided
-    if spec.fallback is not None and spec.keeps_own_cache and (deep or vision.merge or two_sided):
-        why = "vectors for layers (DeepStack)" if deep else "what lies behind" if two_sided else ""
-        warn_once(directory, f"transformers' modules are not given {why or 'positions of rows and columns'}")
+    if spec.fallback is not None and spec.keeps_own_cache and (deep or two_sided):
+        why = "vectors for layers (DeepStack)" if deep else "what lies behind"
+        warn_once(directory, f"transformers' modules are not given {why}")
         return None
     attentions = [layer.mixer for layer in spec.layers if isinstance(layer.mixer, AttentionSpec)]
     windows = [each.window for each in attentions if each.window is not None]

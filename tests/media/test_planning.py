@@ -84,7 +84,7 @@ def test_the_first_stage_of_a_pipeline_has_the_tower_and_every_rank_of_a_stage(m
 
 def test_images_that_are_added_to_layers_need_these_in_the_first_stage(model: Path) -> None:
     spec = started(model).spec
-    deep = ModuleVisionSpec(str(model), "", 1, 1, 48, 1, 1, 1, 1, deep=2)
+    deep = ModuleVisionSpec(str(model), "", 1, 1, 48, 1, 1, 1, 1, deep=(1, 2))
     seeing = replace(spec, vision=deep, layers=spec.layers * 2)
     check_pipeline_parallel_size(seeing, 2)
     check_pipeline_parallel_size(spec, 2)

@@ -53,6 +53,7 @@ def generated(
     if "token_type_ids" not in inspect.signature(model.forward).parameters:
         accepted = accepted - {"token_type_ids"}
     inputs = {name: value for name, value in inputs.items() if name in accepted}
+    inputs = {name: value.float() if value.is_floating_point() else value for name, value in inputs.items()}
     with torch.no_grad():
         found = model.generate(
             **inputs, max_new_tokens=NEW_TOKENS, do_sample=False, eos_token_id=None, pad_token_id=0, use_cache=True,
@@ -99,7 +100,8 @@ def test_images(
         record_property("outcome", ("refused", why.splitlines()[0] if why else "config.json has no vision_config"))
         return
     settings: dict[str, Any] = {"dtype": "float32", "device": "cpu", "max_num_batched_tokens": 16, "max_num_seqs": 4}
-    settings |= {"max_model_len": 1400, "kv_cache_memory_bytes": 16 << 20, "block_size": 8}
+    settings["max_num_batched_tokens"] = max(16, getattr(vision, "longest", 0))
+    settings |= {"max_model_len": 1400, "kv_cache_memory_bytes": 64 << 20, "block_size": 8}
     try:
         llm = LLM(str(directory), **settings)
     except SetupError as error:

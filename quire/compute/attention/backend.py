@@ -35,11 +35,13 @@ class KVView:
         groups: For each layer, the KV group whose tables it uses.
         masks: For each KV group, what its layers see. Table entries that no token sees any more name blocks of other
             sequences, or are undefined.
+        spans_in_windows: Whether tokens of a step's spans see those behind them in layers with a window alone.
     """
 
     layers: tuple[PagedKV, ...]
     groups: tuple[int, ...]
     masks: tuple[Mask, ...]
+    spans_in_windows: bool = False
 
     @property
     def block_size(self) -> int:

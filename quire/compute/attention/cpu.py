@@ -42,7 +42,8 @@ class CpuAttention:
         q = torch.empty_like(out)
         self._qk_norm_rope_and_cache(qkv, norm_rope, CacheWrite(kv, self._slot_mappings[group]), q)
         self._paged_attention(q, kv, self._rows[group], self._kv.masks[group], layer.scores, out)
-        if self._spans is not None:
+        sees_behind = self._kv.masks[group].window is not None or not self._kv.spans_in_windows
+        if self._spans is not None and sees_behind:
             self._attend_in_spans(self._spans, layer, q, out)
 
     def _attend_in_spans(self, spans: TwoSidedSpans, layer: AttentionLayer, q: Tensor, out: Tensor) -> None:

@@ -33,6 +33,7 @@ class DifferingAttention:
                 tuple(kv.layers[layer] for layer in own),
                 tuple(groups.index(kv.groups[layer]) for layer in own),
                 tuple(kv.masks[group] for group in groups),
+                kv.spans_in_windows,
             )
             backend = build(view, shape[0])
             self._parts.append((backend, groups))

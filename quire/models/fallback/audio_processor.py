@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from transformers import AutoFeatureExtractor, AutoTokenizer
 
 from quire.errors import CheckpointError, RequestError
-from quire.models.fallback.image_processor import LOADING, TEXTS, ImageInputs, build_processor, processor_class
+from quire.models.fallback.image_processor import LOADING, ImageInputs, arrays_of, build_processor, processor_class
 
 _VOXTRAL = "VoxtralProcessor"
 
@@ -67,8 +67,7 @@ class CheckpointAudioProcessor:
         tokens = [int(each) for each in found["input_ids"][0]]
         if self._audio_token not in tokens:
             raise RequestError(f"A sound of {len(samples) / self.rate:.2f} s is too short for this model.")
-        tensors = {name: np.asarray(value) for name, value in found.items() if name not in TEXTS and value is not None}
-        return ImageInputs(tokens, tensors | {"input_ids": np.asarray([tokens], np.int64)})
+        return ImageInputs(tokens, arrays_of(found))
 
 
 class VoxtralLayout:

@@ -55,11 +55,13 @@ class FallbackDecoder:
         model = build_text_on_meta(kind, config, build.options.dtype)
         self._added: tuple[Tensor, Sequence[Tensor]] | None = None
         self._model, self._sees = model, spec.vision is not None
+        self._tells_rows = isinstance(spec.vision, ModuleVisionSpec) and spec.vision.merge > 0
         self._longest, self._vocabulary = spec.max_model_len, spec.vocab_size
         self._halves = Halves(model, description.is_separate)
         if isinstance(spec.vision, ModuleVisionSpec) and spec.vision.deep:
-            for number, layer in enumerate(_layers_with_vectors(model)[: spec.vision.deep]):
-                layer.register_forward_hook(partial(self._add_vectors, number))
+            layers = _layers_with_vectors(model)
+            for number, layer in enumerate(spec.vision.deep):
+                layers[layer].register_forward_pre_hook(partial(self._add_vectors, number))
         products = find_products(model, self._run_on_meta) if build.options.device.type == "cpu" else []
         others = sees_images(kind)
         build.remember(TransformersWeights(model, self, build.options, products, leaves_out=others))
@@ -84,22 +86,26 @@ class FallbackDecoder:
         else:
             assert self.own is not None
             assert isinstance(attention, RowsOnly)
-            yield Stream(self.own.hidden(stream.x, attention), None)
+            axes = None
+            if self._tells_rows:
+                axes = positions.axes if positions.axes is not None else positions.lengths
+                axes = None if axes is None else axes.expand(3, -1)
+            yield Stream(self.own.hidden(stream.x, attention, axes), None)
 
     def with_vectors(self, blocks: Iterator[Stream], places: Tensor, deep: Sequence[Tensor]) -> Iterator[Stream]:
-        """Yield what `blocks` yields, with vectors [images' tokens, hidden] added behind the first layers."""
+        """Yield what `blocks` yields, with vectors [images' tokens, hidden] added to what some layers read."""
         self._added = places, deep
         try:
             yield from blocks
         finally:
             self._added = None
 
-    def _add_vectors(self, number: int, _layer: Any, _inputs: Any, hidden: Tensor) -> Tensor:
-        """Return what the layer of this number returned, with its vectors of images."""
+    def _add_vectors(self, number: int, _layer: Any, inputs: tuple[Any, ...]) -> tuple[Any, ...] | None:
+        """Return what a layer reads, with the vectors of this number; None: there are none."""
         if self._added is None:
-            return hidden
+            return None
         places, deep = self._added
-        return hidden.index_add(1, places, deep[number][None])
+        return (inputs[0].index_add(1, places, deep[number][None]), *inputs[1:])
 
     def finish(self, stream: Stream) -> Tensor:
         return stream.x
@@ -150,13 +156,14 @@ class FallbackDecoder:
 
 
 def _layers_with_vectors(model: PreTrainedModel) -> Any:
-    """Return the layers of a text model that adds vectors of images to what the first ones return (DeepStack).
+    """Return the layers of a text model that adds vectors of images to what some of them read (DeepStack).
 
     Raises:
         CheckpointError: It adds them in its own way, or adds none.
     """
     text: Any = model.get_decoder()  # type: ignore[no-untyped-call]
-    if not hasattr(text, "_deepstack_process") or not hasattr(text, "layers"):
+    adds = hasattr(text, "_deepstack_process") or "deepstack_features" in arguments_of(text)
+    if not adds or not hasattr(text, "layers"):
         raise CheckpointError(
             f"{type(text).__name__} adds vectors of images to its layers in its own way, which is not built: "
             "--language-model-only serves its text model."

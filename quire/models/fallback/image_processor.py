@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import inspect
+import itertools
 import json
 from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
@@ -31,6 +32,10 @@ _FILES = ("processor_config.json", "preprocessor_config.json", "tokenizer_config
 _SHOWN = 300
 NUMBERED = 64
 """Most images of a prompt, where processors number them."""
+_ALIKE = {"ShieldGemma2Processor": "Gemma3Processor"}
+"""Processors that write prompts of their own, and those that lay out an image in the same way in any prompt."""
+_AROUND = (("image_start_token", "image_end_token"),)
+"""Names of tokens that prompts have around a placeholder, where a processor looks for them."""
 _UNNAMED = {"fast_vlm": "LlavaProcessor", "glm_ocr": "Glm46VProcessor", "glmga": "Glm46VProcessor"}
 """Processors of model types for which transformers names none."""
 
@@ -40,7 +45,7 @@ class ImageInputs(NamedTuple):
 
     Attributes:
         tokens: What takes the place of the image's placeholder in a prompt.
-        tensors: What the tower takes, by name.
+        tensors: What the tower takes, by name; `input_ids` are the tokens.
     """
 
     tokens: list[int]
@@ -78,6 +83,7 @@ class CheckpointProcessor:
 
     def __init__(self, directory: Path, image_token: int) -> None:
         self._image_token = image_token
+        self._around = ("", "")
         try:
             self._tokenizer: Any = AutoTokenizer.from_pretrained(directory, **LOADING)
             self.processor = _build(directory, self._tokenizer)
@@ -90,14 +96,18 @@ class CheckpointProcessor:
     def placeholder(self) -> int:
         """The token that a prompt has for each image. Raises CheckpointError if none of the processor's tokens is."""
         problems = []
-        for text in self._candidates():
+        named = [tuple(getattr(self.processor, name, None) for name in names) for names in _AROUND]
+        pairs = [("", ""), *(pair for pair in named if all(isinstance(each, str) for each in pair))]
+        for around, text in itertools.product(pairs, self._candidates()):
             token = self._tokenizer.convert_tokens_to_ids(text)
+            mark = f"{around[0]}{text}{around[1]}"
             try:
-                found = self._processed(text, _small_image()) if isinstance(token, int) else None
+                found = self._processed(mark, _small_image()) if isinstance(token, int) else None
             except Exception as error:  # of a processor that looks for another token
                 problems.append(f"{text}: {error}")
                 continue
             if found is not None and self._image_token in found.tokens:
+                self._around = around
                 return int(token)
         raise CheckpointError(
             f"No token of the checkpoint's processor stands for an image: {'; '.join(problems)[:_SHOWN]}"
@@ -111,9 +121,11 @@ class CheckpointProcessor:
         """
         if isinstance(self.processor, PixtralLayout):
             return Repeated()
-        one, both = self.inputs(_small_image()).tokens, self._tokens_of(2)
+        one, both = self._tokens_of(1), self._tokens_of(2)
         if both == one * 2:
             return Repeated()
+        if any(self._around):
+            raise CheckpointError("an image's tokens depend on the other images of a prompt, which is not built")
         if both == one + one[1:] and one[0] == one[-1] != self._image_token:
             return Repeated(joint=one[0])
         second = both[len(one) :]
@@ -136,32 +148,38 @@ class CheckpointProcessor:
         return list(self._tokenizer.encode(text, add_special_tokens=False))
 
     def _tokens_of(self, count: int) -> list[int]:
-        text = self._tokenizer.convert_ids_to_tokens(self.placeholder) * count
-        return self._processed(text, *[_small_image()] * count).tokens
+        return self._processed(self._mark * count, *[_small_image()] * count).tokens
 
     def of_several(self, images: Sequence[Image]) -> ImageInputs | None:
         """Return what the model takes of a prompt of these images alone; None: it is not known."""
         if isinstance(self.processor, PixtralLayout):
             return None
-        return self._processed(self._tokenizer.convert_ids_to_tokens(self.placeholder) * len(images), *images)
+        return self._processed(self._mark * len(images), *images)
 
     def inputs(self, image: Image) -> ImageInputs:
         """Return what the model takes of an image in mode RGB. Raises RequestError if the processor refuses it."""
-        text = self._tokenizer.convert_ids_to_tokens(self.placeholder)
         try:
-            return self._processed(text, image)
+            found = self._processed(self._mark, image)
         except Exception as error:  # processors check sizes with errors of many kinds
             first = (str(error).strip().splitlines() or [""])[0]
             raise RequestError(
                 f"The model's processor cannot read an image of {image.width} x {image.height} pixels "
                 f"({type(error).__name__}: {first})."
             ) from None
+        before, behind = (len(self._tokenizer.tokenize(text)) for text in self._around)
+        own = found.tokens[before : len(found.tokens) - behind]
+        return ImageInputs(own, found.tensors)
+
+    @cached_property
+    def _mark(self) -> str:
+        """The placeholder, with the tokens that prompts have around it."""
+        text = self._tokenizer.convert_ids_to_tokens(self.placeholder)  # which finds what stands around
+        return f"{self._around[0]}{text}{self._around[1]}"
 
     def _processed(self, text: str, *images: Image) -> ImageInputs:
         found = self.processor(text=[text], images=list(images), add_special_tokens=False, return_tensors="pt")
         tokens = [int(each) for each in found["input_ids"][0]]
-        tensors = {name: _array(value) for name, value in found.items() if name not in TEXTS and value is not None}
-        return ImageInputs(tokens, tensors)
+        return ImageInputs(tokens, arrays_of(found))
 
     def _candidates(self) -> list[str]:
         """Return texts of tokens that may stand for an image, the likeliest first."""
@@ -175,9 +193,14 @@ class CheckpointProcessor:
         return list(dict.fromkeys([*texts, *([own] if own else [])]))
 
 
-def _array(value: Any) -> NDArray[Any]:
-    """Return a tensor as an array; numpy has no bfloat16, whose values fp32 has, too."""
-    return np.asarray(value.float() if str(getattr(value, "dtype", "")) == "torch.bfloat16" else value)
+def arrays_of(found: Mapping[str, Any]) -> dict[str, NDArray[Any]]:
+    """Return what a processor made of an image or a sound as arrays, with its tokens as `input_ids` [1, tokens] int64.
+    numpy has no bfloat16, whose values fp32 has, too."""
+    arrays = {}
+    for name, value in found.items():
+        if name not in TEXTS and value is not None:
+            arrays[name] = np.asarray(value.float() if str(getattr(value, "dtype", "")) == "torch.bfloat16" else value)
+    return arrays | {"input_ids": np.asarray([[int(each) for each in found["input_ids"][0]]], np.int64)}
 
 
 class _Absent:
@@ -249,7 +272,7 @@ def processor_class(directory: Path) -> Any:
     name = next((each for each in named if each), None) or PROCESSOR_MAPPING_NAMES.get(kind) or _UNNAMED.get(kind)
     if name == "PixtralProcessor":
         return None
-    found = getattr(transformers, str(name), None)
+    found = getattr(transformers, _ALIKE.get(str(name), str(name)), None)
     if found is None:
         raise CheckpointError(f"transformers {transformers.__version__} has no processor {name!r}.")
     return found

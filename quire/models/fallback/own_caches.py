@@ -57,8 +57,12 @@ class OwnCaches:
         self._blocks.clear()
         self._owners.clear()
 
-    def hidden(self, tokens: Tensor, backend: RowsOnly) -> Tensor:
-        """Compute hidden states of a step's rows: tokens [tokens] → [tokens, hidden]."""
+    def hidden(self, tokens: Tensor, backend: RowsOnly, positions: Tensor | None = None) -> Tensor:
+        """Compute hidden states of a step's rows: tokens [tokens] → [tokens, hidden].
+
+        Args:
+            positions: Time, row and column of each token, [3, tokens]; None: positions count tokens.
+        """
         rows = backend.rows
         assert rows is not None, "the step was not prepared"
         tables, dummy = rows.tables[0], len(rows.tables[0]) - 1
@@ -69,7 +73,8 @@ class OwnCaches:
             if not start:
                 self._drop(slot)
             before = self._caches.pop(slot) if start and slot != dummy else None
-            hidden, cache = self._advance(tokens[first : first + count].clone(), before)
+            own = None if positions is None else positions[:, None, first : first + count]
+            hidden, cache = self._advance(tokens[first : first + count].clone(), before, own)
             parts.append(hidden)
             first += count
             if slot != dummy:
@@ -93,21 +98,26 @@ class OwnCaches:
         for block in self._blocks.pop(slot, ()):
             del self._owners[block]
 
-    def _advance(self, tokens: Tensor, before: Any) -> tuple[Tensor, Any]:
+    def _advance(self, tokens: Tensor, before: Any, positions: Tensor | None) -> tuple[Tensor, Any]:
         """Compute tokens behind what is `before`: a cache, or all tokens so far."""
         if self.advance is Advance.AGAIN:
+            assert positions is None, "a model that counts tokens"
             known = tokens if before is None else torch.cat((before, tokens))
             without = {"use_cache": False} if "use_cache" in self._halves.accepts else {}
             return self._halves.hidden(known, **without)[0][-len(tokens) :], known
         if self.advance is Advance.CHUNKS or before is None:
-            return self._step(tokens, before)
+            return self._step(tokens, before, positions)
         parts = []
-        for token in torch.split(tokens, 1):
-            hidden, before = self._step(token, before)
+        for place, token in enumerate(torch.split(tokens, 1)):
+            own = None if positions is None else positions[..., place : place + 1]
+            hidden, before = self._step(token, before, own)
             parts.append(hidden)
         return torch.cat(parts), before
 
-    def _step(self, tokens: Tensor, before: Any) -> tuple[Tensor, Any]:
+    def _step(self, tokens: Tensor, before: Any, positions: Tensor | None) -> tuple[Tensor, Any]:
         assert self._name is not None
-        hidden, output = self._halves.hidden(tokens, **{self._name: before, "use_cache": True})
+        inputs = {self._name: before, "use_cache": True}
+        if positions is not None:
+            inputs["position_ids"] = positions
+        hidden, output = self._halves.hidden(tokens, **inputs)
         return hidden, getattr(output, self._name)

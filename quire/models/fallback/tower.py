@@ -1,8 +1,7 @@
-"""A tower that transformers' own modules compute: images to vectors, by a class's `get_image_features`."""
+"""A tower that transformers' own modules compute: what a class's forward puts in place of an image's tokens."""
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -13,12 +12,23 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from quire.errors import CheckpointError
-from quire.models.fallback.classes import build_on_meta, read_config, sees_images, set_attention, text_config_of
+from quire.models.fallback.classes import (
+    arguments_of,
+    build_on_meta,
+    read_config,
+    sees_images,
+    set_attention,
+    text_config_of,
+)
 from quire.models.fallback.weights import TransformersWeights
 from quire.models.layers.factory import LayerFactory
 from quire.models.vision.module_spec import ModuleVisionSpec
 from quire.models.vision.pixel_settings import CHANNELS
 from quire.models.vision.tower import Pixels
+
+_BEFORE, _BEHIND = 3, 2
+"""Tokens of text around an image."""
+_MANY = 1 << 24
 
 
 class TextStub(nn.Module):
@@ -46,21 +56,29 @@ class TextStub(nn.Module):
     def get_output_embeddings(self) -> None:
         """Return no head."""
 
+    def get_per_layer_inputs(self, *_: Any) -> None:
+        """Return none of the inputs that layers have of tokens, which a text model makes of them by itself."""
+
     def forward(self, *args: Any, **inputs: Any) -> None:
         raise TextStub.Called({**inputs, **({"an argument without a name": args} if args else {})})
 
 
 class StubEmbedding(nn.Module):
-    """Embeddings that are one half everywhere."""
+    """Embeddings that are one half everywhere.
+
+    Attributes:
+        device: Where they are.
+    """
 
     def __init__(self, hidden: int) -> None:
         super().__init__()
         self._hidden = hidden
+        self.device = torch.device("cpu")
 
     @property
     def weight(self) -> Tensor:
-        """The vectors of two tokens."""
-        return torch.full((2, self._hidden), 0.5)
+        """The vectors of more tokens than any model has."""
+        return torch.full((1, self._hidden), 0.5, device=self.device).expand(_MANY, -1)
 
     def forward(self, tokens: Tensor) -> Tensor:
         return torch.full((*tokens.shape, self._hidden), 0.5, device=tokens.device)
@@ -109,21 +127,30 @@ def replace_module(model: nn.Module, name: str, module: nn.Module) -> None:
 
 
 class ModuleTower:
-    """Images to the vectors that stand in place of their placeholder tokens, computed by transformers' modules.
+    """Images to the vectors that stand in place of their tokens, computed by transformers' modules. The class's own
+    forward is run as far as its text model, which gets them.
 
     Args:
         spec: The tower.
         build: Remembers the weights as one layer.
+
+    Attributes:
+        model: The class's model, with a TextStub in it.
+        device: Where it is.
     """
 
     def __init__(self, spec: ModuleVisionSpec, build: LayerFactory) -> None:
         self.spec = spec
-        self.model = build_tower_model(Path(spec.directory), spec.architecture, build.options.dtype)
+        self.model: Any = build_tower_model(Path(spec.directory), spec.architecture, build.options.dtype)
+        self.device = build.options.device
+        for module in self.model.modules():
+            if isinstance(module, StubEmbedding):
+                module.device = self.device
         self._dtype = build.options.dtype
-        self._owners: list[Any] = [self.model, self.model.base_model]
-        having = [each for each in self._owners if hasattr(each, "get_image_features")]
-        features = [inspect.unwrap(each.get_image_features) for each in having]
-        self._accepted = frozenset(name for each in features for name in inspect.signature(each).parameters)
+        self._types = {"mm_token_type_ids", "token_type_ids"}
+        self._types &= arguments_of(self.model) | arguments_of(self.model.base_model)
+        begin = getattr(self.model.config, "vision_start_token_id", None)  # by which some classes find images
+        self._before = [1] * _BEFORE + [begin] * isinstance(begin, int)
         build.remember(TransformersWeights(self.model, self, build.options, [], leaves_out=True, is_part=True))
         self._numbers = None if spec.video is None else Pixels(spec.video.pixels, build.options)
 
@@ -131,9 +158,9 @@ class ModuleTower:
         """Do nothing: a tower's attention is transformers' own."""
 
     def __call__(self, images: Sequence[Mapping[str, Tensor] | Tensor]) -> list[Tensor]:
-        """Compute vectors: the tensors of each image, or videos [frames, height, width, 3] uint8 → [vectors, outputs]
-        each."""
-        return [self._of_video(each) if isinstance(each, Tensor) else self._vectors(each) for each in images]
+        """Compute vectors: the tensors of each image, its tokens among them, or videos [frames, height, width, 3]
+        uint8 → [vectors, outputs] each."""
+        return [self._of_video(each) if isinstance(each, Tensor) else self.vectors(each) for each in images]
 
     def _of_video(self, video: Tensor) -> Tensor:
         """Compute a video's slices one by one: patches see those of their own slice alone."""
@@ -148,31 +175,34 @@ class ModuleTower:
             )
             patches = squares.permute(2, 5, 3, 6, 1, 0, 4, 7).reshape(rows * columns, -1)
             grid = torch.tensor([[1, rows, columns]], device=video.device)
-            vectors.append(self._vectors({"pixel_values": patches, "image_grid_thw": grid}))
+            tokens = torch.full((1, rows * columns // merge**2), self.spec.image_token, device=video.device)
+            vectors.append(self.vectors({"pixel_values": patches, "image_grid_thw": grid, "input_ids": tokens}))
         return torch.cat(vectors)
 
-    def typed(self, image: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """Return tensors in the tower's dtype, where they are of floating point."""
-        return {name: each.to(self._dtype) if each.is_floating_point() else each for name, each in image.items()}
+    def vectors(self, image: Mapping[str, Tensor]) -> Tensor:
+        """Return the vectors [vectors, outputs] of one image, or of several with the tokens between them."""
+        inputs = self.text_inputs(image)
+        given: Tensor = inputs["inputs_embeds"][0][inputs["ids"][0] == self.spec.image_token]
+        return torch.cat([given, *(each.to(given.dtype) for each in layer_vectors(inputs))], -1).to(self._dtype)
 
-    def _vectors(self, image: Mapping[str, Tensor]) -> Tensor:
-        accepted = self._accepted
-        inputs = {name: each for name, each in self.typed(image).items() if name in accepted or "args" in accepted}
-        if "pixel_values" in accepted and not inputs and len(image) == 1:  # one that a class names in its own way
-            inputs = dict(zip(("pixel_values",), self.typed(image).values(), strict=True))
-        features: Any = next(each for each in self._owners if hasattr(each, "get_image_features")).get_image_features
-        with torch.inference_mode():
-            found = features(**inputs)
-            deep = getattr(found, "deepstack_features", None) or ()
-            vectors = torch.cat([flat(found), *map(flat, deep)], -1)
-        return vectors.to(self._dtype)
+    def text_inputs(self, image: Mapping[str, Tensor]) -> dict[str, Any]:
+        """Return what the class's forward calls its text model with, and as `ids` the tokens: those of the image among
+        others. Raises CheckpointError if it does not call it."""
+        own = image["input_ids"]
+        before, behind = (own.new_tensor([tokens]) for tokens in (self._before, [2] * _BEHIND))
+        ids = torch.cat((before, own, behind), 1)
+        inputs = {name: each.to(self._dtype) if each.is_floating_point() else each for name, each in image.items()}
+        inputs |= {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
+        inputs |= dict.fromkeys(self._types, (ids == self.spec.image_token).int())
+        try:
+            with torch.inference_mode():
+                self.model(**inputs)
+        except TextStub.Called as called:
+            return {**called.inputs, "ids": ids}
+        raise CheckpointError("its own forward does not call its text model")
 
 
-def flat(found: Any) -> Tensor:
-    """Return vectors [vectors, width] of what a `get_image_features` returned."""
-    pooled = getattr(found, "pooler_output", None)
-    value = found if pooled is None else pooled
-    if isinstance(value, (list, tuple)):
-        return torch.cat([flat(each) for each in value])
-    assert isinstance(value, Tensor), f"features of type {type(value).__name__}"
-    return value.reshape(-1, value.shape[-1])
+def layer_vectors(inputs: Mapping[str, Any]) -> list[Tensor]:
+    """Return the vectors of an image that a text model adds to the stream of some layers, in their order."""
+    found = inputs.get("deepstack_visual_embeds") or inputs.get("deepstack_features") or ()
+    return [found[layer] for layer in sorted(found)] if isinstance(found, Mapping) else list(found)

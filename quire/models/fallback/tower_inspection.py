@@ -18,12 +18,15 @@ from quire.models.fallback.image_processor import CheckpointProcessor, processor
 from quire.models.fallback.inspection import answer
 from quire.models.fallback.tower import build_tower_model
 from quire.models.vision.module_spec import ModuleVisionSpec, VideoLayout
-from quire.models.vision.modules import TWO_SIDED
 from quire.models.vision.pixel_settings import PixelValues
 
 _TOKENS = ("image_token_id", "image_token_index", "img_context_token_id", "image_patch_id")
 _SIZES = ((1, 1), (336, 336), (2048, 2048), (4096, 1024), (1024, 4096))
 """Width and height of the images by which the fewest and most tokens are found."""
+_TWO_SIDED = ("Gemma3ForConditionalGeneration",)
+"""Architectures whose images' tokens see one another."""
+_IN_WINDOWS = ("Gemma4ForConditionalGeneration", "Gemma4UnifiedForConditionalGeneration")
+"""Architectures whose images' tokens see one another in layers with a window, where the text model's config says so."""
 _MIDDLE = (0.5, 0.5, 0.5)
 _STATES = 24
 """Elements that a tower computes at once for each element of its stream."""
@@ -42,7 +45,7 @@ def describe(directory: Path) -> ModuleVisionSpec:
     processor = CheckpointProcessor(directory, token)
     placeholder = processor.placeholder
     repeated = processor.repeated()
-    counts, elements, vectors = [], 0, 0
+    counts, elements, vectors, tells_grid = [], 0, 0, False
     for size in _SIZES:
         try:
             found = processor.inputs(Image.new("RGB", size, (90, 120, 150)))
@@ -51,27 +54,44 @@ def describe(directory: Path) -> ModuleVisionSpec:
         counts.append(len(found.tokens))
         vectors = max(vectors, found.tokens.count(token))
         elements = max(elements, sum(each.size for each in found.tensors.values()))
+        tells_grid = "image_grid_thw" in found.tensors
     if not counts:
         raise CheckpointError(f"{architecture}'s processor reads none of the images that were tried.")
-    deep = len(getattr(getattr(config, "vision_config", None), "deepstack_visual_indexes", None) or ())
+    deep = _deep_layers(config)
     positions = hasattr(model.base_model, "get_rope_index")
+    if positions and not tells_grid:
+        raise CheckpointError(f"{architecture}: the positions of its images follow a rule that is not built.")
     vision = getattr(config, "vision_config", config)
+    see_one_another = architecture in _TWO_SIDED
+    if architecture in _IN_WINDOWS:  # the smaller ones of them do not
+        see_one_another = text_config_of(config).use_bidirectional_attention == "vision"
+    if see_one_another and architecture in _IN_WINDOWS:
+        raise CheckpointError("tokens of its images see those behind them in layers with a window: not served yet")
     return ModuleVisionSpec(
         directory=str(directory),
         architecture=architecture,
         image_token=token,
         placeholder=placeholder,
-        outputs=text_config_of(config).hidden_size * (1 + deep),
+        outputs=text_config_of(config).hidden_size * (1 + len(deep)),
         deep=deep,
         num_parameters=sum(parameter.numel() for parameter in model.parameters()),
         least_tokens=max(1, min(counts)),
         largest_tokens=max(counts),
         elements=_STATES * elements,
         merge=int(getattr(vision, "spatial_merge_size", 2)) if positions else 0,
-        longest=vectors if architecture in TWO_SIDED else 0,
+        longest=vectors if see_one_another else 0,
+        in_windows=see_one_another and architecture in _IN_WINDOWS,
         video=_video_of(directory, config),
         **repeated._asdict(),
     )
+
+
+def _deep_layers(config: Any) -> tuple[int, ...]:
+    """Return the text model's layers whose inputs get vectors of images."""
+    behind = len(getattr(getattr(config, "vision_config", None), "deepstack_visual_indexes", None) or ())
+    pairs = getattr(config, "deepstack_layer_map", None) or ()
+    into = {*(layer for _, layer in pairs), *(getattr(config, "spatial_target_layers", None) or ())} if pairs else ()
+    return tuple(sorted(into)) if into else tuple(range(1, behind + 1))
 
 
 def _video_of(directory: Path, config: Any) -> VideoLayout | None:

@@ -38,8 +38,9 @@ class ModuleVisionSpec:
         image_token: The token that stands for each of an image's vectors.
         placeholder: The token that prompts have for each image.
         outputs: Width of an image's vectors, with those for layers.
-        deep: For how many layers an image has vectors of its own (DeepStack).
+        deep: The layers, counted from 0, whose inputs an image adds vectors of its own to (DeepStack).
         longest: Most vectors of an image whose tokens see one another, those behind them as well; 0: they do not.
+        in_windows: Whether they do so in layers with a window alone.
         numbered, numbers, joint: What becomes of an image's tokens behind other images: `Repeated` in
             fallback/image_processor.py.
         num_parameters: Number of weights that are loaded.
@@ -60,8 +61,9 @@ class ModuleVisionSpec:
     largest_tokens: int
     elements: int
     merge: int = 0
-    deep: int = 0
+    deep: tuple[int, ...] = ()
     longest: int = 0
+    in_windows: bool = False
     numbered: int = 0
     numbers: tuple[tuple[int, ...], ...] = ()
     joint: int | None = None

@@ -12,14 +12,9 @@ from quire.models.fallback.spec import describe_tower
 from quire.models.vision.module_spec import ModuleVisionSpec
 
 _log = logging.getLogger(__name__)
-_TWO_SIDED = "tokens of an image see those behind them, which is not built yet"
-TWO_SIDED = ("Gemma3ForConditionalGeneration",)
-"""Architectures whose images' tokens see one another."""
 NOT_BUILT = {
     "Gemma3nForConditionalGeneration": "its layers' own inputs (PLE) are not built for images yet",
-    "Gemma4ForConditionalGeneration": _TWO_SIDED,
-    "Gemma4UnifiedForConditionalGeneration": _TWO_SIDED,
-    "PaliGemmaForConditionalGeneration": _TWO_SIDED,
+    "PaliGemmaForConditionalGeneration": "tokens of a prompt see those behind them, which is not built yet",
 }
 """Architectures that need more of an image than vectors in place of tokens, and what it is."""
 

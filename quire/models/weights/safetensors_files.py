@@ -25,7 +25,7 @@ _TEXT = re.compile(r"^(?:model\.)?(?:language_model|text_model)\.(?:model\.)?")
 _HEAD = re.compile(r"^(?:model\.)?(?:language_model|text_model)\.(lm_head(?:\..+)?)$")
 _OTHERS = re.compile(
     r"^(?:model\.)?(?:vision_tower|vision_model|visual|audio_tower|multi_modal_projector|multimodal_projector|mm_projector|vit_large_projector"
-    r"|connector|vision_encoder|vision_projection|image_tower|video_tower|projector|visual_embeddings_table|image_newline|embed_vision|embed_audio|mtp(?:_\w+)?)(?:\.|$)"
+    r"|connector|vision_encoder|vision_embedder|vision_projection|image_tower|video_tower|projector|visual_embeddings_table|image_newline|embed_vision|embed_audio|mtp(?:_\w+)?)(?:\.|$)"
 )
 _LAYER = re.compile(r"^model\.layers\.(\d+)\.")
 HEAD = "lm_head.weight"

@@ -105,6 +105,7 @@ def kv_view(kv_cache: KVCache, spec: ModelSpec, scales: torch.Tensor | None = No
         layers=tuple(_paged_kv(each, own) for each, own in zip(planes, of_layers, strict=True)),
         groups=tuple(number for number, _ in positions),
         masks=tuple(mask_of(group.reach, spec.two_sided) for group in groups),
+        spans_in_windows=getattr(spec.vision, "in_windows", False),
     )
 
 
