@@ -15,10 +15,8 @@ import shlex
 import sys
 from collections import deque
 from collections.abc import Sequence
-from typing import Any, TypeVar
-
-import tyro
-from tyro.constructors import ConstructorRegistry, PrimitiveConstructorSpec, PrimitiveTypeInfo
+from dataclasses import make_dataclass
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from quire.cli.settings_fields import (
     about,
@@ -38,6 +36,9 @@ from quire.foundation.config.values import is_readable, metavar, read_value, wit
 from quire.foundation.config.vllm_checks import check_vllm_setting, meant_value
 from quire.foundation.config.vllm_compat import VLLM_ALIASES, VLLM_SETTINGS, VLLM_VALUES, VllmSetting
 
+if TYPE_CHECKING:  # imported where there are flags to read: a tenth of a second with all that it takes along
+    from tyro.constructors import ConstructorRegistry, PrimitiveConstructorSpec, PrimitiveTypeInfo
+
 Options = TypeVar("Options")
 _ALIKE = ("api_key", "served_model_name")
 """Flags whose first value may look like a model."""
@@ -48,12 +49,16 @@ _DATACLASS = re.compile(r"^[A-Za-z_]+: (?=--|[A-Z])")
 
 
 def registry() -> ConstructorRegistry:
+    from tyro.constructors import ConstructorRegistry
+
     rules = ConstructorRegistry()
     rules.primitive_rule(_rule)
     return rules
 
 
 def _rule(info: PrimitiveTypeInfo) -> PrimitiveConstructorSpec[Any] | None:
+    from tyro.constructors import PrimitiveConstructorSpec
+
     kind = info.type
     if kind is bool or not is_readable(kind):
         return None  # bool: a flag without a value
@@ -170,18 +175,35 @@ def _from_flags(
     arguments = joined_keys(options, arguments)
     flags = [argument.partition("=")[0].replace("_", "-") for argument in arguments if argument.startswith("--")]
     arguments = joined_lists(options, arguments) if len(set(flags)) < len(flags) else arguments
+    arguments = _with_spelled_booleans(options, arguments)
     said = io.TextIOWrapper(io.BytesIO(), "utf-8", write_through=True)
     try:
         with contextlib.redirect_stderr(said), contextlib.redirect_stdout(said):  # tyro asks stdout which boxes it can
-            return _tyro(options, _with_spelled_booleans(options, arguments), program, "", default)
+            if options is Config:
+                return _given_settings(arguments, program, default or Config())
+            return _tyro(options, arguments, program, "", default)
     except SystemExit:
         said.seek(0)
         raise ConfigError(_first_paragraph(said.read())) from None
 
 
+def _given_settings(arguments: Sequence[str], program: str, default: Any) -> tuple[Any, list[str]]:
+    """`default` with the settings that are given. The parser only gets these: all of them take it a tenth of a second,
+    for which a server's start is not to wait."""
+    flags = {each.partition("=")[0][2:].replace("-", "_") for each in arguments if each.startswith("--")}
+    given = [setting for setting in settings_of(Config) if flags & {setting.name, f"no_{setting.name}"}]
+    if not given:
+        return default, list(arguments)
+    made = make_dataclass("Given", [(each.name, each.kind, each.default) for each in given])
+    values, rest = _tyro(made, arguments, program, "")
+    return default.with_values(**vars(values)), rest
+
+
 def _tyro(
     options: Any, arguments: Sequence[str], program: str, description: str, default: Any = None
 ) -> tuple[Any, list[str]]:
+    import tyro
+
     if environment.no_color():  # tyro does not check this itself
         tyro._experimental_options["ansi_codes"] = False
     return tyro.cli(

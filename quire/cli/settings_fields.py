@@ -18,7 +18,6 @@ from pathlib import Path
 from typing import Annotated, Any, get_type_hints
 
 import msgspec
-import tyro
 
 from quire.errors import ConfigError, did_you_mean, reason
 from quire.foundation.config import Config
@@ -30,33 +29,37 @@ HINT = "--config FILE.yaml reads flags from a file. --help=WORD shows a group ({
 
 @dataclass(frozen=True)
 class Setting:
-    """One field: its part, its type with annotations for tyro, its default as in `dataclasses.field`, and its
-    description."""
+    """One field: group, type with annotations for tyro, default as in `dataclasses.field`, and the dataclass
+    that it is in."""
 
     name: str
     group: str
     kind: Any
     default: Any
-    description: str
+    part: type
+
+    @property
+    def description(self) -> str:
+        """The string below the field. Only help asks for it, and a start does not wait for reading sources."""
+        return descriptions(self.part).get(self.name, "")
 
 
 @cache
 def settings_of(options: type) -> tuple[Setting, ...]:
-    """All fields of `options`; a dataclass in it is replaced by its fields. Reading a class's source takes as long as
-    parsing flags, and each step of that asks for the fields."""
+    """All fields of `options`; a dataclass in it is replaced by its fields. Each step of parsing asks for them."""
     found: list[Setting] = []
     hints = get_type_hints(options, include_extras=True)
-    own = descriptions(options)
     for each in fields(options):
         kind = hints[each.name]
         if is_dataclass(kind):
             inner = settings_of(kind) if isinstance(kind, type) else ()
             found += [replace(setting, group=each.name) for setting in inner]
         else:
-            found.append(Setting(each.name, OWN_GROUP, kind, _default(each), own.get(each.name, "")))
+            found.append(Setting(each.name, OWN_GROUP, kind, _default(each), options))
     return tuple(found)
 
 
+@cache
 def descriptions(part: type) -> dict[str, str]:
     """The string below each field of a dataclass, on one line."""
     try:
@@ -225,6 +228,8 @@ def _speaks_of(setting: Setting, word: str) -> bool:
 
 def _column(setting: Setting) -> tuple[str, Any, Any]:
     """A field for tyro. If the default is None or empty, the description says what it means, and help hides it."""
+    import tyro
+
     default = setting.default
     if isinstance(default, Field) and default.default_factory is not MISSING:
         default = default.default_factory()

@@ -11,8 +11,6 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-import pynvml
-
 from quire.compute.kernels.cpu.build import can_build, this_processor
 from quire.foundation.config import environment
 
@@ -69,6 +67,8 @@ def _first_gpu() -> tuple[Gpu | None, str]:
     torch = metadata.version("torch")
     if torch.endswith("+cpu"):
         return None, f"torch {torch} was built for the CPU only"
+    import pynvml  # a hundredth of a second, for which processes without a GPU are not to wait
+
     try:
         pynvml.nvmlInit()
     except pynvml.NVMLError:
@@ -92,6 +92,8 @@ def _first_gpu() -> tuple[Gpu | None, str]:
 
 def handle_of(gpu: str) -> Any:
     """NVML's handle of a GPU by its PCI bus order or by its UUID, of which a prefix is enough, as for CUDA."""
+    import pynvml
+
     if gpu.isdigit():
         return pynvml.nvmlDeviceGetHandleByIndex(int(gpu))
     handles = map(pynvml.nvmlDeviceGetHandleByIndex, range(pynvml.nvmlDeviceGetCount()))

@@ -10,8 +10,6 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-import pynvml
-
 from quire.foundation.config import environment
 from quire.planning.machine import handle_of
 
@@ -46,10 +44,12 @@ class GpuReader:
         ranks: GPUs of each engine: engine 0 has the first of those that are visible, engine 1 the next.
     """
 
-    def __init__(self, engines: int = 1, nvml: Any = pynvml, *, ranks: int = 1) -> None:
+    def __init__(self, engines: int = 1, *, ranks: int = 1) -> None:
+        import pynvml  # not before: few processes read GPUs
+
         self._num_gpus = engines * ranks
         self._ranks = ranks
-        self._nvml = nvml
+        self._nvml: Any = pynvml
         self._handles: list[Any] | None = None
 
     def read(self) -> list[GpuReading]:

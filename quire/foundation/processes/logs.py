@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import logging.config
 import os
 from datetime import UTC, datetime
 from pathlib import Path
@@ -47,7 +46,9 @@ def apply_log_config(path: str) -> None:
     """Configure logging by a JSON file of --log-config-file. Raises ConfigError if it cannot be used."""
     try:
         values = msgspec.json.decode(Path(path).read_bytes(), type=dict[str, Any])
-        logging.config.dictConfig({"disable_existing_loggers": False, **values})
+        from logging.config import dictConfig  # few servers have such a file
+
+        dictConfig({"disable_existing_loggers": False, **values})
     except (OSError, msgspec.DecodeError, ValueError, TypeError, AttributeError, ImportError) as error:
         why = f"{error} ({error.__cause__})" if error.__cause__ else error
         raise ConfigError(f"--log-config-file {path} cannot be used: {why}.", param="log_config_file") from error

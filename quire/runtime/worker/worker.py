@@ -220,9 +220,10 @@ class Worker:
         spec = spec_of(self._config.model) if loan is None else loan.spec
         options = self._parts.options
         packed_weights = packed_weights_for(self._config, spec, self._device, self._mesh)
+        many_rows = self._device.type == "cpu" and not spec.pooler.generates
         updates = self._parts.updates()
         factory = LayerFactory(
-            replace(options, packed_weights=packed_weights),
+            replace(options, packed_weights=packed_weights, many_rows=many_rows),
             spec.quantization,
             self._mesh,
             self._collectives,

@@ -47,6 +47,14 @@ def pack_linear(weight: Tensor) -> Tensor:
     return weight
 
 
+def pack_rounded(weight: Tensor) -> Tensor:
+    """Return the weight [rows, columns] as `linear` takes it, for many rows at a time; here unchanged.
+
+    A version may round weights, and the rows that they are multiplied with, to 16-bit integers with scales.
+    """
+    return weight
+
+
 def linear(x: Tensor, packed: Tensor, bias: Tensor | None) -> Tensor:
     """Return x Wᵀ + bias: x [tokens, columns], bias [rows] → [tokens, rows], all of one dtype."""
     return F.linear(x, packed, bias)

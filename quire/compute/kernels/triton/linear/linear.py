@@ -17,6 +17,7 @@ from quire.compute.kernels.reference.quantized_rows import UnnormedRow
 from quire.compute.kernels.triton.activation import silu_and_mul
 from quire.compute.kernels.triton.launching.dependent_launch import can_overlap
 from quire.compute.kernels.triton.launching.device_properties import is_sm_90
+from quire.compute.kernels.triton.launching.launch import next_power_of_2
 from quire.compute.kernels.triton.linear.gated import gated_gemm, supports_gated_gemm
 from quire.compute.kernels.triton.linear.gemm import GemmConfig, gemm
 from quire.compute.kernels.triton.linear.gemv import GemvConfig, gemv, normed_gemv
@@ -35,8 +36,12 @@ MANY_ROWS = 1024
 One kernel is 5 to 9 % faster than cuBLAS and a kernel for the gate, as tuning/h200/tune_gated.py measured. With fewer
 rows it is not faster, and launching it, with three descriptors for the copy engine, takes the host 70 µs.
 """
-LARGE_WEIGHT = (28_672, 4_096)
-"""Outputs and columns of the smallest weight for which the kernel for gated products was measured."""
+MUCH_WORK = 5e10
+"""Rows times outputs times columns from which the kernel for gated products was measured to be the faster way."""
+NORMED = GemvConfig(4, 1024, 4)
+"""How products of a row that they norm are divided, measured on an NVIDIA H200."""
+FEW_OUTPUTS = 512
+"""The most outputs of a product, such as a router's, of which each is a program's that norms its row."""
 
 
 def pack_linear(weight: Tensor) -> Tensor:
@@ -89,13 +94,15 @@ def linear_silu_and_mul(x: Tensor | UnnormedRow, packed: Tensor, bias: Tensor | 
 def _config_with_norm(row: UnnormedRow, w: Tensor, gate: bool) -> GemvConfig | None:
     """Return the config of the kernel that norms and multiplies a row; None: its norm takes a kernel of its own, or is
     there already."""
-    config = config_for(row.x, w, gate)
-    return config if row.normed is None and isinstance(config, GemvConfig) else None
+    if row.normed is not None or not isinstance(config_for(row.x, w, gate), GemvConfig):
+        return None
+    outputs, columns = w.shape
+    return NORMED if outputs > FEW_OUTPUTS else GemvConfig(1, min(4096, next_power_of_2(columns)), 8)
 
 
 def prefers_gated_gemm(rows: int, outputs: int, columns: int) -> bool:
     """Whether the kernel for gated products of many rows is the fastest, for a weight [outputs, columns]."""
-    return rows >= MANY_ROWS and outputs >= LARGE_WEIGHT[0] and columns >= LARGE_WEIGHT[1]
+    return rows >= MANY_ROWS and rows * outputs * columns >= MUCH_WORK
 
 
 def linear_with_config(
