@@ -71,7 +71,7 @@ class ModelSounds:
         return Medium(
             digest.digest(),
             0,
-            0,
+            len(samples),
             count,
             b"",
             tensors=tensors,

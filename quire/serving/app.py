@@ -25,6 +25,7 @@ from quire.foundation.clock import SystemClock
 from quire.foundation.config import Config, environment
 from quire.media.model_audio import load_model_audio
 from quire.media.model_media import load_model_media
+from quire.serving.api.audio.chat_transcripts import ChatSpeech
 from quire.serving.api.audio.routes import AUDIO_PATHS, add_audio
 from quire.serving.api.audio.transcripts import Speech
 from quire.serving.api.auth import CallerMiddleware, RequestIdMiddleware
@@ -123,9 +124,10 @@ def create_app(
         )
     readers = LargeRequestReaders(config)
     renderer = PromptRenderer(text, readers, server.chat_template_content_format, server.default_chat_template_kwargs)
-    media = RequestMedia(load_model_media(config), config, readers)
+    loaded = load_model_media(config)
+    media = RequestMedia(loaded, config, readers)
     chats = ChatService(server, session, text, renderer, choose_parsers(server, text), media)
-    speech = _speech(config, text, readers)
+    speech = _speech(config, text, readers) or ChatSpeech.of(loaded.sounds, media, renderer)
     store = open_store(server, environment.responses_store())
     counts = counts or SharedCounts(session.stats, Peers())
     created = int(time.time()) if created is None else created

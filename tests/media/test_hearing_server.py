@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 import base64
-from collections.abc import Iterator
+import io
+from collections.abc import AsyncIterator, Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,11 +20,15 @@ from quire.engine.inprocess import InProcessClient
 from quire.engine.thinking_budgets import bitmask_source
 from quire.foundation.clock import SystemClock
 from quire.foundation.config import Config
+from quire.models.audio.transcription import TRANSCRIBES
 from quire.planning.auto_config import resolve
 from quire.runtime.executor.factory import build_executor
+from quire.serving.api.audio.chat_transcripts import ChatSpeech, ChatTranscript
+from quire.serving.api.audio.form import TranscriptionRequest
 from tests.api.server import Server
 from tests.media.checkpoints import file_of, make_qwen, picture
 from tests.media.sound_checkpoints import RATE, file_of_sound, make_hearing, sound
+from tests.media.test_hearing import NEW_TOKENS, reference
 from tests.media.test_video import CLIPS, file_of_frames, url
 
 WAV = file_of_sound(sound(0.7))
@@ -104,6 +111,71 @@ def test_sounds_that_cannot_be_read_are_named(server: Server) -> None:
     found = server.post("/v1/chat/completions", chat(*[heard(WAV)] * 3))
     assert (found.status_code, "at most 2 sounds" in found.text) == (400, True), found.text
     server.assert_all_free()
+
+
+PROMPTS = {
+    "qwen3_asr": (
+        "<|im_start|>system\n<|im_end|>\n<|im_start|>user\n<|audio_start|>{0}<|audio_end|><|im_end|>\n"
+        "<|im_start|>assistant\n",
+        "language German<asr_text>",
+    ),
+    "voxtral": ("<s>[INST][BEGIN_AUDIO]{0}[/INST][TRANSCRIBE]", "lang:de"),
+}
+"""As `Qwen3ASRProcessor.apply_transcription_request` and mistral-common's `encode_transcription` write them, and what
+they add for a language."""
+
+
+@pytest.mark.parametrize("kind", list(PROMPTS))
+def test_models_of_chats_write_transcripts(kind: str, tmp_path: Path) -> None:
+    """The official client's transcripts, compared with transformers' `generate` on the same prompt."""
+    import soundfile
+    from transformers import AutoTokenizer
+
+    model, (prompt, language) = make_hearing(tmp_path / "model", kind), PROMPTS[kind]
+    told = prompt + language if kind == "qwen3_asr" else prompt.replace("[TRANSCRIBE]", f"{language}[TRANSCRIBE]")
+    samples, tokenizer = soundfile.read(io.BytesIO(WAV), dtype="float32")[0], AutoTokenizer.from_pretrained(model)
+    expected = []
+    for text in (prompt, told):
+        tokens = reference(model, kind, text, [samples])
+        tokens = tokens[: tokens.index(tokenizer.eos_token_id)] if tokenizer.eos_token_id in tokens else tokens
+        expected.append(tokenizer.decode(tokens, skip_special_tokens=True).strip())
+    assert expected[0] != expected[1]
+    with serving(model) as server:
+        client = openai.OpenAI(base_url=f"{server.url}/v1", api_key="none")
+        ask: Any = partial(client.audio.transcriptions.create, model="tiny", file=("a.wav", WAV))
+        more = {"extra_body": {"max_completion_tokens": NEW_TOKENS}}
+        found = ask(**more)
+        assert (found.text, found.usage.seconds) == (expected[0], 1)
+        assert ask(language="de", response_format="text", **more) == expected[1] + "\n"
+        events = list(ask(stream=True, **more))
+        assert "".join(each.delta for each in events[:-1]).strip() == events[-1].text == expected[0]
+        for field, value, message in (
+            ("response_format", "srt", "tells no times"), ("language", "xx", "'xx' is not known"),
+            ("prompt", "Hi.", "reads no prompt"), ("file", ("a.wav", WAV[:60]), "shorter than 0.1 s"),
+        ):  # fmt: skip
+            with pytest.raises(openai.BadRequestError, match=message) as refused:
+                ask(**{field: value})
+            assert refused.value.param == field
+        with pytest.raises(openai.BadRequestError, match="does not translate"):
+            client.audio.translations.create(model="tiny", file=("a.wav", WAV))
+        server.assert_all_free()
+
+
+def test_what_a_model_says_of_the_language_is_no_transcript() -> None:
+    class Scripted(ChatTranscript):
+        async def _gains(self) -> AsyncIterator[str]:
+            for piece in pieces:
+                yield piece
+
+    async def deltas(language: str | None) -> list[str]:
+        fields = TranscriptionRequest(language=language)
+        return [each async for each in Scripted(speech, nothing, fields, "transcribe", {}).deltas() if each]
+
+    nothing: Any = None
+    pieces = ["language Ger", "man<asr", "_text>Guten", " Tag"]
+    speech = ChatSpeech(TRANSCRIBES["Qwen3ASRForConditionalGeneration"], RATE, nothing, nothing)
+    assert asyncio.run(deltas(None)) == ["Guten", " Tag"]
+    assert asyncio.run(deltas("de")) == pieces  # nothing comes before the transcript, so all of it is one
 
 
 def seen(content: bytes) -> dict[str, Any]:

@@ -74,7 +74,7 @@ def reference(model: Path, text: str, clips: Sequence[int], images: int) -> list
         text = text.replace("<|placeholder|>", "<|image_pad|>")
     values, grids = [], []
     reader = AutoModelForImageTextToText.from_pretrained(model, dtype=torch.float32)
-    is_timed = reader.config.model_type == "qwen3_vl"
+    is_timed = reader.config.model_type.startswith("qwen3")
     for number in clips:
         clip = [*CLIPS[number], *[CLIPS[number][-1]] * (len(CLIPS[number]) % 2)]
         if is_timed:

@@ -64,7 +64,8 @@ class Medium(msgspec.Struct, frozen=True, array_like=True):
 
     Attributes:
         digest: sha256 of the pixels and of all settings that made them: equal digests have equal vectors.
-        height, width: In pixels, after the image was resized and cut; of a sound, its mels and features.
+        height, width: In pixels, after the image was resized and cut; of a sound, its mels and features, or, where a
+            tower takes `tensors`, 0 and its samples.
         count: How many tokens it has, from the first that stands for one of its vectors to the last.
         pixels: [height, width, 3] uint8: red, green and blue, of each frame of a video; empty for towers
             that take `tensors`; of a sound that an encoder reads [height, width] float32.

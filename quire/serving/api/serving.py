@@ -19,6 +19,7 @@ from quire.foundation.messages.to_engine import Add
 from quire.pooling_params import PoolingParams
 from quire.sampling_params import SamplingParams
 from quire.serving.api.answers import Serializer, SseChunks
+from quire.serving.api.audio.chat_transcripts import ChatSpeech
 from quire.serving.api.audio.transcripts import Speech
 from quire.serving.api.auth import is_retry, use_request_id
 from quire.serving.api.chat_service import ChatService
@@ -61,7 +62,7 @@ class Serving:
     slow_reader_s: float
     counts: SharedCounts
     store: Store | None = None
-    speech: Speech | None = None
+    speech: Speech | ChatSpeech | None = None
 
     @property
     def stored(self) -> Store:

@@ -11,12 +11,13 @@ from fastapi import FastAPI
 from starlette.requests import Request
 from starlette.responses import Response
 
-from quire.errors import QuireError
+from quire.errors import QuireError, RequestError
 from quire.foundation.config import environment
+from quire.serving.api.audio.chat_transcripts import ChatSpeech, ChatTranscript
 from quire.serving.api.audio.form import TranscriptionRequest, read_form
 from quire.serving.api.audio.languages import NAMES
 from quire.serving.api.audio.segments import Segment
-from quire.serving.api.audio.transcripts import Speech, Transcript, check_hears
+from quire.serving.api.audio.transcripts import Speech, Transcript
 from quire.serving.api.error_responses import error_body
 from quire.serving.api.request_work import cancel_on_disconnect
 from quire.serving.api.serving import Serving, json_response
@@ -45,23 +46,29 @@ def add_audio(app: FastAPI, serving: Serving) -> None:
 
 
 async def _answer(serving: Serving, request: Request, task: Task) -> Response:
-    speech = check_hears(serving.speech)
+    speech = _check_hears(serving.speech)
     serving.refuse_if_full(request)
     fields, content = await read_form(request, environment.max_audio_bytes())
     return await cancel_on_disconnect(request, _transcribe(serving, speech, request, fields, content, task))
 
 
 async def _transcribe(
-    serving: Serving, speech: Speech, request: Request, fields: TranscriptionRequest, content: bytes, task: Task
+    serving: Serving,
+    speech: Speech | ChatSpeech,
+    request: Request,
+    fields: TranscriptionRequest,
+    content: bytes,
+    task: Task,
 ) -> Response:
     serving.accept_queued(request, fields)
     serving.session.check_room(1, 1)
-    transcript = Transcript(speech, serving.session, fields, task, _options(fields))
+    kind: Any = ChatTranscript if isinstance(speech, ChatSpeech) else Transcript
+    transcript: Transcript | ChatTranscript = kind(speech, serving.session, fields, task, _options(fields))
     await transcript.read(content)
     if fields.stream:
         return serving.streamed(TranscriptStream(transcript, usage=bool(fields.stream_include_usage)))
     try:
-        segments = [segment async for segment in transcript.segments()]
+        segments = await transcript.written()
     finally:
         transcript.close()
     match fields.format:
@@ -77,16 +84,26 @@ async def _transcribe(
             return json_response({"text": transcript.text, "usage": _usage(transcript)})
 
 
+def _check_hears(speech: Speech | ChatSpeech | None) -> Speech | ChatSpeech:
+    """Return what is known about the model. Raises RequestError if it cannot hear."""
+    if speech is None:
+        raise RequestError(
+            "This model cannot hear: serve a Whisper model, such as openai/whisper-large-v3-turbo, for transcripts.",
+            param="model",
+        )
+    return speech
+
+
 def _options(fields: TranscriptionRequest) -> dict[str, Any]:
     """Return arguments of `EngineSession.add_request`; a transcript is several short requests."""
     return {name: value for name, value in fields.queue_options().items() if name != "collectors"}
 
 
-def _usage(transcript: Transcript) -> dict[str, Any]:
+def _usage(transcript: Transcript | ChatTranscript) -> dict[str, Any]:
     return {"type": "duration", "seconds": math.ceil(transcript.duration)}
 
 
-def _verbose(transcript: Transcript, segments: Sequence[Segment], task: Task) -> dict[str, Any]:
+def _verbose(transcript: Transcript | ChatTranscript, segments: Sequence[Segment], task: Task) -> dict[str, Any]:
     code = "en" if transcript.language is None else transcript.language
     return {
         "task": task,
@@ -132,7 +149,7 @@ class TranscriptStream:
 
     media_type = EVENT_STREAM
 
-    def __init__(self, transcript: Transcript, *, usage: bool) -> None:
+    def __init__(self, transcript: Transcript | ChatTranscript, *, usage: bool) -> None:
         self.finished = False
         self._transcript = transcript
         self._usage = usage

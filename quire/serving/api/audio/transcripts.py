@@ -116,6 +116,10 @@ class Transcript:
         self.duration = answer.medium.count / self._speech.audio.spec.mel.rate
         self._session.stats.http.audio_seconds += self.duration
 
+    async def written(self) -> list[Segment]:
+        """Write all that is said, and return its segments."""
+        return [segment async for segment in self.segments()]
+
     async def segments(self) -> AsyncIterator[Segment]:
         """Write one piece after the other, and yield its segments."""
         speech, seek, number = self._speech, 0, 0
@@ -263,13 +267,3 @@ class Transcript:
 
 def _mean(logprobs: Sequence[TokenLogprobs]) -> float:
     return sum(each.logprob for each in logprobs) / len(logprobs) if logprobs else 0.0
-
-
-def check_hears(speech: Speech | None) -> Speech:
-    """Return what is known about the model. Raises RequestError if it cannot hear."""
-    if speech is None:
-        raise RequestError(
-            "This model cannot hear: serve a Whisper model, such as openai/whisper-large-v3-turbo, for transcripts.",
-            param="model",
-        )
-    return speech
