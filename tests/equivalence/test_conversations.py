@@ -67,7 +67,7 @@ def test_blocks_that_were_on_the_host_change_no_token(
 def test_blocks_that_were_on_a_disk_that_fails_change_no_token(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Engines begin and end, bits of the file are flipped between, it is cut off, and writes fail."""
     monkeypatch.setattr(CpuBlockTransfer, "measure_load_ms", lambda transfer: 1e-9)
-    monkeypatch.setattr(DiskPool, "learn", lambda disk, ms: None)
+    monkeypatch.setattr(DiskPool, "learn", lambda disk, ms, blocks: None)
     monkeypatch.setattr(disk_tier, "perf_counter", lambda: 0.0)
     rng, pwritev = random.Random(7), os.pwritev
 
