@@ -1,30 +1,29 @@
 """Conversations of many turns: prompts share what is cached, and are answered as if nothing were.
 
-`python -m tests.equivalence.conversation_engines` holds more of them, with more models.
+`python -m tests.equivalence.conversation_engines` holds more of them, with more models; `python -m
+tests.equivalence.tier_scripts` holds those with faults.
 """
 
 from __future__ import annotations
 
-import os
-import random
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 import torch
 
-from quire.foundation.messages.from_engine import DiskLoad
 from quire.runtime.worker.kv_transfer import CpuBlockTransfer
-from quire.runtime.worker.startup import disk_tier
-from quire.scheduling.kvcache.disk_pool import DiskPool
-from tests.equivalence.conversation_engines import KINDS, TIER, held
+from tests.equivalence.conversation_engines import held
 from tests.equivalence.conversations import Hits, counted_hits
+from tests.equivalence.tier_scripts import FAULTS, tier_scripts
+from tests.equivalence.tier_scripts import KINDS as FAULTY
 
 SCRIPTS = {
     "lfm2, roomy": 8, "lfm2, swapped": 8, "qwen3 next, recomputed": 6, "lfm2, drafts, swapped": 12,
     "granite 4, drafts, recomputed": 4, "deepseek v3, drafts": 6, "gemma 4, drafts": 6,
 }  # fmt: skip
-TIERED = {"llama, host tier": 2, "gemma3, host tier": 2, "deepseek v3, drafts, host tier": 4, "lfm2, host tier": 8}
+TIERED = {"deepseek v3, drafts, host tier": 4, "lfm2, host tier": 8}
 
 
 @pytest.fixture(autouse=True)
@@ -64,34 +63,13 @@ def test_blocks_that_were_on_the_host_change_no_token(
 
 
 @pytest.mark.long("engine")
-def test_blocks_that_were_on_a_disk_that_fails_change_no_token(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Engines begin and end, bits of the file are flipped between, it is cut off, and writes fail."""
-    monkeypatch.setattr(CpuBlockTransfer, "measure_load_ms", lambda transfer: 1e-9)
-    monkeypatch.setattr(DiskPool, "learn", lambda disk, ms: None)
-    monkeypatch.setattr(disk_tier, "perf_counter", lambda: 0.0)
-    rng, pwritev = random.Random(7), os.pwritev
-
-    def write(file: int, pieces: list[memoryview], at: int) -> int:
-        return pwritev(file, pieces if rng.random() < 0.7 else pieces[:1], at)
-
-    monkeypatch.setattr(os, "pwritev", write)
-    monkeypatch.setitem(
-        KINDS,
-        "llama, disk",
-        ("LlamaForCausalLM", TIER | {"kv_disk_path": str(tmp_path / "disk"), "kv_disk_size": 0.001}),
-    )
-    file, loads = tmp_path / "disk" / "kv_blocks", list[DiskLoad]()
-    for life in range(3):
-        with held(tmp_path, "llama, disk") as engines:
-            engines.run(life // 2, rounds=3)
-            tier = engines.engine.client.heartbeat().load.tier
-        assert tier is not None
-        assert tier.disk is not None
-        loads.append(tier.disk)
-        content = bytearray(file.read_bytes())
-        for _ in range(3):  # not of the canary, which would empty it
-            content[rng.randrange(len(content) // 2, len(content))] ^= 1 << rng.randrange(8)
-        file.write_bytes(content[: len(content) - rng.randrange(3_000)])
-    assert sum(load.loaded_bytes for load in loads) > 0
-    assert sum(load.unread for load in loads) > 0
-    assert sum(load.unwritten for load in loads) > 0
+def test_blocks_that_were_on_the_host_or_on_a_disk_that_fails_change_no_token(tmp_path: Path) -> None:
+    """Engines are killed and restarted, bits of the file are flipped, it is cut off, writes fail or are torn."""
+    counts = Counter[str]()
+    for number, kind in enumerate(FAULTY):
+        with tier_scripts(tmp_path, kind) as scripts:
+            for seed in range(number, 52, len(FAULTY)):
+                scripts.run(seed)
+        counts += scripts.counts
+    assert all(counts[name] for name in ("stored", "loaded", "from disk", "unread", "unwritten")), counts
+    assert all(counts[name] for name in FAULTS), counts

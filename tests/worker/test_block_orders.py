@@ -6,10 +6,21 @@ import queue
 import threading
 from collections.abc import Sequence
 
+import pytest
 import torch
 
-from quire.foundation.messages.workers import BlocksLoaded, LoadBlocks, OrderDone
+from quire.foundation.messages.workers import (
+    BlocksLoaded,
+    BlocksSaved,
+    DiskBlock,
+    LoadBlocks,
+    OrderDone,
+    ReadBlocks,
+    SaveBlocks,
+)
+from quire.runtime.worker import block_orders
 from quire.runtime.worker.block_orders import BlockOrders
+from quire.runtime.worker.disk_store import DiskStore, Pieces
 from quire.runtime.worker.kv_transfer import CpuBlockTransfer
 
 WAIT_S = 60.0
@@ -47,6 +58,48 @@ def test_a_load_waits_for_the_plan_before_it() -> None:
     orders.launched(3)
     assert done.get(timeout=WAIT_S) == BlocksLoaded(2, [], 0.0) or transfer.begun.is_set()
     orders.close()
+
+
+def test_a_save_waits_for_the_plan_before_it() -> None:
+    transfer, done = Watched(), queue.SimpleQueue[OrderDone]()
+    orders = BlockOrders(transfer, done.put)
+    orders.save(SaveBlocks(1, 2, [(5, 2), (1, 0)]))
+    transfer.device[:, [5, 1]] = 7.0  # the plan fills them
+    orders.launched(2)
+    answer = done.get(timeout=WAIT_S)
+    assert isinstance(answer, BlocksSaved)
+    assert (answer.number, answer.failed) == (1, [])
+    assert torch.equal(transfer.host[:, [2, 0]], torch.full((2, 2, 3), 7.0))
+    orders.close()
+
+
+class HungDisk(DiskStore):
+    """A read never ends, until `go` is set."""
+
+    def __init__(self) -> None:
+        self.begun, self.go, self.closed = threading.Event(), threading.Event(), False
+
+    def read(self, slot: int, key: tuple[int, bytes], pieces: Pieces) -> bool:
+        self.begun.set()
+        return self.go.wait(WAIT_S)
+
+    def close(self) -> None:
+        self.closed = True
+
+
+@pytest.mark.parametrize("hangs", [True, False])
+def test_a_hung_disk_does_not_hold_up_the_end(hangs: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(block_orders, "PATIENCE_S", 0.05 if hangs else WAIT_S)
+    disk, done = HungDisk(), queue.SimpleQueue[OrderDone]()
+    orders = BlockOrders(Watched(), done.put, disk)
+    orders.read(ReadBlocks(1, 0, [DiskBlock(0, 0, b"", 1)]))
+    assert disk.begun.wait(WAIT_S)
+    if not hangs:
+        disk.go.set()
+    orders.close()
+    assert disk.closed is not hangs
+    assert done.empty() is hangs
+    disk.go.set()
 
 
 def test_a_load_that_fails_names_its_blocks() -> None:

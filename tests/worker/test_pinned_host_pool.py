@@ -101,6 +101,15 @@ def test_closing_waits_for_one_part_at_most() -> None:
     assert pinner.open == 0
 
 
+def test_nothing_more_is_pinned_after_the_end() -> None:
+    pinner = Pinner()
+    pool = pool_of(pinner, pause_s=LONG)
+    pool.start()
+    wait_until_ready(pool, 4)
+    pool.close()
+    assert len(pinner.sizes) == 1
+
+
 @pytest.mark.parametrize(("parts", "in_use"), [(0, "0.0 MiB of 10.0 MiB"), (1, "4.0 MiB of 10.0 MiB")])
 def test_what_cannot_be_pinned_is_never_ready(parts: int, in_use: str, caplog: pytest.LogCaptureFixture) -> None:
     pinner = Pinner(most=parts)

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+import logging
 import queue
 import threading
-from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
-from time import perf_counter
+from collections.abc import Callable, Sequence
+from time import monotonic, perf_counter
 
 from quire.foundation.messages.workers import (
     BlocksLoaded,
@@ -23,6 +23,10 @@ from quire.foundation.messages.workers import (
 from quire.runtime.worker.disk_store import READERS, WRITERS, DiskStore
 from quire.runtime.worker.kv_transfer import BlockTransfer
 
+PATIENCE_S = 5.0
+"""So long the end waits for a disk."""
+
+_log = logging.getLogger(__name__)
 _Queue = queue.SimpleQueue[LoadBlocks | ReadBlocks | SaveBlocks | StoreBlocks | None]
 
 
@@ -43,8 +47,8 @@ class BlockOrders:
         self._transfer = transfer
         self._report = report
         self._disk = disk
-        self._readers = None if disk is None else ThreadPoolExecutor(READERS, "read blocks")
-        self._writers = None if disk is None else ThreadPoolExecutor(WRITERS, "write blocks")
+        self._readers = None if disk is None else _Threads(READERS, "read blocks")
+        self._writers = None if disk is None else _Threads(WRITERS, "write blocks")
         self._launched = 0
         self._closed = False
         self._changed = threading.Condition()
@@ -83,19 +87,28 @@ class BlockOrders:
             self._changed.notify_all()
 
     def close(self) -> None:
-        """End the threads, after the orders that they are at. Others are not done any more."""
+        """End the threads, after the orders that they are at. Others are not done any more. A disk that does not answer
+        is left behind after PATIENCE_S: its file is not closed, and its threads end with the process."""
         with self._changed:
             self._closed = True
             self._changed.notify_all()
         for each in self._queues:
             each.put(None)
-        for thread in self._threads:
+        for threads in (self._readers, self._writers):
+            if threads is not None:
+                threads.close()
+        of_device, of_disk = self._threads[:2], self._threads[2:]
+        for thread in of_device:
             thread.join()
-        for pool in (self._readers, self._writers):
-            if pool is not None:
-                pool.shutdown()
-        if self._disk is not None:
-            self._disk.close()
+        until = monotonic() + PATIENCE_S
+        for thread in of_disk:
+            thread.join(max(0.0, until - monotonic()))
+        if self._disk is None:
+            return
+        if any(thread.is_alive() for thread in of_disk):
+            _log.warning("disk tier   the disk does not answer: it is left behind")
+            return
+        self._disk.close()
 
     def _run(self, orders: _Queue) -> None:
         while (order := orders.get()) is not None and not self._closed:
@@ -138,7 +151,7 @@ class BlockOrders:
             return None
         self._transfer.wait_for_host()  # earlier plans may copy to these host blocks, and from there
         began = perf_counter()
-        are_there = self._readers.map(self._read_one, order.blocks)
+        are_there = self._readers.each(self._read_one, order.blocks)
         failed = [block.slot for block, is_there in zip(order.blocks, are_there, strict=True) if not is_there]
         return BlocksRead(order.number, failed, 1e3 * (perf_counter() - began))
 
@@ -163,6 +176,43 @@ class BlockOrders:
         def write(block: DiskBlock) -> bool:
             return disk.write(block.slot, (block.group, block.hash), self._transfer.host_memory(block.host))
 
-        are_there = self._writers.map(write, order.blocks)
+        are_there = self._writers.each(write, order.blocks)
         failed = [block.slot for block, is_there in zip(order.blocks, are_there, strict=True) if not is_there]
         return BlocksStored(order.number, failed, 1e3 * (perf_counter() - began))
+
+
+class _Threads:
+    """Threads that read or write blocks of a disk. They do not keep the process alive, since a disk may hang."""
+
+    def __init__(self, number: int, name: str) -> None:
+        self._tasks: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
+        self._number = number
+        for _ in range(number):
+            threading.Thread(target=self._run, name=name, daemon=True).start()
+
+    def each(self, move: Callable[[DiskBlock], bool], blocks: Sequence[DiskBlock]) -> list[bool]:
+        """Move all blocks, and return whether each could be moved."""
+        done: queue.SimpleQueue[tuple[int, bool]] = queue.SimpleQueue()
+
+        def task(number: int, block: DiskBlock) -> Callable[[], None]:
+            def run() -> None:
+                moved = False
+                try:
+                    moved = move(block)
+                finally:
+                    done.put((number, moved))
+
+            return run
+
+        for number, block in enumerate(blocks):
+            self._tasks.put(task(number, block))
+        return [moved for _, moved in sorted(done.get() for _ in blocks)]
+
+    def close(self) -> None:
+        """End the threads, after all that they were given."""
+        for _ in range(self._number):
+            self._tasks.put(None)
+
+    def _run(self) -> None:
+        while (task := self._tasks.get()) is not None:
+            task()

@@ -10,6 +10,9 @@ from collections.abc import Iterable
 
 from quire.scheduling.kvcache.block_pool import BlockKey
 
+_TELLING = 16
+"""So many blocks of a read tell how quick the disk is."""
+
 
 class DiskPool:
     """Slots 0 to num_blocks - 1 by the keys of what they hold.
@@ -107,9 +110,10 @@ class DiskPool:
         """Number of slots that are to be erased."""
         return len(self._dropped)
 
-    def learn(self, ms: float) -> None:
-        """Take in how long a block took to come."""
-        self.load_ms += 0.3 * (ms - self.load_ms)
+    def learn(self, ms: float, blocks: int) -> None:
+        """Take in how long so many blocks took to come together. Few of them tell little: one pause of the disk weighs
+        most in their time."""
+        self.load_ms += 0.3 * min(1.0, blocks / _TELLING) * (ms / blocks - self.load_ms)
 
     def was_too_slow(self) -> None:
         """Note that a load was not worth it. So a disk that was slow once is tried again at some time."""

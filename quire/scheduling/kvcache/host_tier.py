@@ -471,7 +471,7 @@ class HostTier(TierLookup):
                     self.host.index.enter(host, key)
         self.disk.release(read.sources)
         self.host.free([*read.prefix, *read.targets])
-        self.disk.learn(done.ms / len(read.sources))
+        self.disk.learn(done.ms, len(read.sources))
         stats.disk_unread += len(failed)
         stats.disk_loaded += len(read.sources) - len(failed)
         stats.disk_load_ms += done.ms
