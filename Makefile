@@ -15,6 +15,8 @@ BIN := $(VENV)/bin
 # Each process has one thread, and there is one process more than cores, since some wait for servers that they have
 # started. Where one is done with its part, it takes half of what another has left.
 PYTEST_PARALLEL := OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses $(WORKERS) --maxprocesses 8 --dist worksteal
+# The files of long tests alone: to import the others takes each process longer than the rest of its collecting.
+LONG_FILES = $(shell grep -rl --include='test_*.py' 'mark[.]long' tests | sort)
 PIP_INSTALL := $(BIN)/python -m pip install --disable-pip-version-check $(PIP_FLAGS)
 # Two variables, because what is installed and what it is built with are constrained apart since pip 25.3.
 PINNED := PIP_CONSTRAINT=constraints.txt PIP_BUILD_CONSTRAINT=constraints.txt
@@ -31,6 +33,9 @@ help: ## List the commands
 serve: $(VENV)/.installed ## Serve the built-in model on port 8000 (installs what is missing)
 	@exec $(BIN)/quire serve $(ARGS)
 
+# Hundreds of processes import Quire in tests, and without bytecode each of them compiles all of it.
+test test-long test-models test-gpu: export PYTHONDONTWRITEBYTECODE =
+
 .PHONY: test
 test: $(VENV)/.installed-dev ## Run the tests, but for the long ones
 	@$(PYTEST_PARALLEL) -m 'not long and not models' $(ARGS)
@@ -40,8 +45,8 @@ test-long: $(VENV)/.installed-dev ## Run the long tests, which a merge needs as 
 	@# Those of reliability one after the other: they watch how long real servers make their clients wait.
 ifeq ($(ARGS),)
 	@status=0; \
-	$(PYTEST_PARALLEL) -m beside_others || status=1; \
-	$(BIN)/python -m pytest -m 'long and not beside_others' || status=1; \
+	$(PYTEST_PARALLEL) -m beside_others $(LONG_FILES) || status=1; \
+	$(BIN)/python -m pytest -m 'long and not beside_others' $(LONG_FILES) || status=1; \
 	exit $$status
 else
 	@$(BIN)/python -m pytest -m long $(ARGS)

@@ -10,6 +10,8 @@ import signal
 import zlib
 from collections import Counter
 from collections.abc import Generator, Iterator
+from functools import cache
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -72,10 +74,17 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         if (long := item.get_closest_marker("long")) is not None:
             if long.args[0] not in BUDGET_MINUTES:
                 raise pytest.UsageError(f"{item.nodeid}: a long test names its share, one of {list(BUDGET_MINUTES)}")
+            if not _names_the_marker(item.path):
+                raise pytest.UsageError(f"{item.nodeid}: `make test-long` takes files that have `mark.long` in them")
             item.add_marker(pytest.mark.timeout(LONG_TIMEOUT_S))
             item.user_properties.append(("share", long.args[0]))
             if long.args[0] in SHARES_BESIDE_OTHERS:
                 item.add_marker("beside_others")
+
+
+@cache
+def _names_the_marker(path: Path) -> bool:
+    return "mark.long" in path.read_text()
 
 
 @pytest.hookimpl(tryfirst=True)

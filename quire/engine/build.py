@@ -38,6 +38,9 @@ from quire.scheduling.scheduler.scheduler import Scheduler
 from quire.scheduling.scheduler.sequence_states import CheckpointRule
 from quire.scheduling.scheduler.token_budget import TokenBudget
 
+_SAVED_AHEAD = 4
+"""On a GPU, one of so many blocks, of those that are allocated next, is kept saved on the host."""
+
 _log = logging.getLogger(__name__)
 
 
@@ -192,5 +195,7 @@ def _preemption(config: Config, device_limits: DeviceLimits, info: ModelRuntimeI
         if (there := device_limits.disk) is not None:
             entries = [(slot, (group, block_hash)) for slot, group, block_hash in there.entries]
             disk = DiskPool(there.num_blocks, entries, there.load_ms)
-        tier = HostTier(pool, host, device_limits.load_block_ms or estimated_ms, info.block_bytes, disk)
+        load_ms = device_limits.load_block_ms or estimated_ms
+        ahead = pool.num_blocks // _SAVED_AHEAD if config.device.device == "cuda" else 0
+        tier = HostTier(pool, host, load_ms, info.block_bytes, disk, ahead)
     return Preemption(host, config.scheduler.preemption_mode, info.cost, tier)

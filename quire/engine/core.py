@@ -51,6 +51,8 @@ _ABORT_TOKENS = 2**11
 """What an aborted sequence counts for beside its tokens."""
 _AWAITING_POLL_S = 0.001
 """How often to look whether awaited things have come, while nothing else can run, in seconds."""
+_MOVING_POLL_S = 0.0002
+"""How often to look while blocks are moved, which takes milliseconds."""
 
 
 class EngineCore:
@@ -166,7 +168,8 @@ class EngineCore:
         if self._pausing.reached:
             return HEARTBEAT_S if wait is None else min(wait, HEARTBEAT_S)
         if scheduler.only_awaiting and not scheduler.steps_in_flight:
-            return _AWAITING_POLL_S if wait is None else min(wait, _AWAITING_POLL_S)
+            poll = _MOVING_POLL_S if scheduler.moves_blocks else _AWAITING_POLL_S
+            return poll if wait is None else min(wait, poll)
         return 0.0
 
     # --- messages in ------------------------------------------------------------------------------------------------

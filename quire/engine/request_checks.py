@@ -9,6 +9,7 @@ import numpy as np
 
 from quire.foundation.messages.from_engine import EndReason, Ready
 from quire.foundation.messages.to_engine import Add, MediaSpan, Medium
+from quire.scheduling.scheduler.media_positions import shift_behind
 
 
 def refusal(message: Add, ready: Ready) -> str:
@@ -27,8 +28,8 @@ def refusal(message: Add, ready: Ready) -> str:
         return f"Token ids of sampling must be in [0, {ready.vocab_size})."
     if not all(_is_image(span, message) for span in message.media):
         return "The media of the prompt do not fit it."
-    if _last_position(message) > ready.capacity:
-        return f"A video is so long that its last frames lie behind the {ready.capacity} positions of a sequence."
+    if message.media and message.prompt_len + shift_behind(message.media) > ready.capacity:
+        return f"A video is so long that what follows it lies behind the {ready.capacity} positions of a sequence."
     if (message.source is not None) != ready.hears:
         return "This engine's model needs something to hear." if ready.hears else "This engine's model cannot hear."
     if message.source is not None and len(message.source.pixels) != 4 * message.source.height * message.source.width:
@@ -52,18 +53,8 @@ def _is_whole(medium: Medium) -> bool:
     size = 3 * medium.height * medium.width
     if medium.kind != "video":
         return len(medium.pixels) == size
-    slices = len(medium.times) // 4
-    return bool(slices and size) and not len(medium.pixels) % size and medium.count == slices * _squares(medium)
-
-
-def _squares(medium: Medium) -> int:
-    return medium.rows * medium.columns
-
-
-def _last_position(message: Add) -> int:
-    """Return the largest position that the times of videos may give a token, behind the number of its tokens."""
-    videos = [span for span in message.media if span.medium.times]
-    return max((span.start + int(np.frombuffer(span.medium.times, np.int32).max()) + 1 for span in videos), default=0)
+    vectors = len(medium.times) // 4 * medium.rows * medium.columns
+    return bool(vectors and size) and not len(medium.pixels) % size and medium.num_vectors == vectors
 
 
 def _pooling_refusal(message: Add, ready: Ready) -> str:

@@ -19,7 +19,8 @@ from quire.media.decode import Colour, as_rgb, check_pillow, decode
 from quire.media.placement import Marks
 from quire.models.config_file import processor_settings
 from quire.models.vision.module_spec import ModuleVisionSpec
-from quire.models.vision.vision_spec import SAMPLING, ClipSpec, QwenVisionSpec, VisionSpec, read_vision
+from quire.models.vision.pixel_settings import SAMPLING
+from quire.models.vision.vision_spec import ClipSpec, QwenVisionSpec, VisionSpec, read_vision
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -158,7 +159,7 @@ def load_model_images(config: Config) -> ModelImages | None:
             raise ConfigError("--mm-processor-kwargs: this model reads text alone.", param="mm_processor_kwargs")
         return None
     check_pillow()
-    if isinstance(spec, QwenVisionSpec):  # the others are of videos
+    if spec.video_token is not None:  # the others are of videos
         replaced = {name: value for name, value in replaced.items() if name not in SAMPLING}
     stored, background = processor_settings(directory, "image_processor"), background_of(config.media.media_io_kwargs)
     return ModelImages(

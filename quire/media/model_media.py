@@ -13,7 +13,7 @@ from quire.media.model_images import ImageSettings, ModelImages, load_model_imag
 from quire.media.model_sounds import ModelSounds, load_model_sounds
 from quire.media.model_videos import ModelVideos, load_model_videos
 from quire.media.placement import NAMES, Marks, placed
-from quire.models.vision.vision_spec import SAMPLING
+from quire.models.vision.pixel_settings import SAMPLING
 
 ReadKind = ModelImages | ModelSounds | ModelVideos
 """What a model makes of a kind of media."""
@@ -106,5 +106,5 @@ def load_model_media(config: Config) -> ModelMedia:
         CheckpointError: The settings of the checkpoint's processor are not served.
     """
     images = load_model_images(config)
-    videos = None if images is None else load_model_videos(config, images.spec)
+    videos = None if images is None else load_model_videos(config, images)
     return ModelMedia(images, load_model_sounds(config), videos)

@@ -1,18 +1,15 @@
-"""What a model makes of videos: from files or frames to what its tower takes (Wang et al. 2024, "Qwen2-VL", section
-2.1).
-
-Frames are chosen as transformers' Qwen2VLVideoProcessor does it, and each is resized as images are, by Pillow.
-"""
+"""What a model makes of videos: from files or frames to what its tower takes."""
 
 from __future__ import annotations
 
 import json
 import math
+from array import array
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from hashlib import sha256
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from quire.errors import ConfigError, RequestError
 from quire.foundation.config import Config
@@ -20,12 +17,15 @@ from quire.foundation.messages.to_engine import Medium
 from quire.media.placement import Marks
 from quire.media.video_decode import VideoLength, decode_video, is_installed
 from quire.models.config_file import processor_settings
-from quire.models.vision.vision_spec import MAX_VIDEO_TOKENS, SAMPLING, QwenVisionSpec
+from quire.models.vision.module_spec import ModuleVisionSpec
+from quire.models.vision.pixel_settings import SAMPLING
+from quire.models.vision.vision_spec import MAX_VIDEO_TOKENS, QwenVisionSpec
 
 if TYPE_CHECKING:
     from PIL.Image import Image
 
-    from quire.media.qwen_processor import QwenProcessor
+    from quire.media.model_images import ModelImages
+    from quire.media.pixels import Picture
 
 _FPS = 2.0
 _SIZES = ("size", "min_pixels", "max_pixels")
@@ -35,9 +35,51 @@ _GIVEN_RATE = 24.0
 """Frames a second of frames that come without a file, as transformers supposes."""
 
 
+@dataclass
+class Chosen:
+    """Which frames of a video are seen, once its length is known.
+
+    Attributes:
+        numbers: The frames, in order, counted from 0.
+        length: How long the video is.
+    """
+
+    numbers: list[int]
+    length: VideoLength
+
+
+class FrameProcessor(Protocol):
+    """Makes pixels of a video's frames.
+
+    Attributes:
+        settings: All that decides what a frame becomes.
+    """
+
+    settings: dict[str, Any]
+
+    def picture(self, image: Image) -> Picture:
+        """Return the pixels of a frame in mode RGB. Raises RequestError for one that is too long and thin."""
+        ...
+
+
+class VideoTokens(NamedTuple):
+    """What stands for a video in a prompt.
+
+    Attributes:
+        times: As in `Medium`.
+        num_tokens: As `count` in `Medium`; 0: tokens of its vectors alone.
+        places, text: As in `Medium`.
+    """
+
+    times: list[int]
+    num_tokens: int = 0
+    places: bytes = b""
+    text: bytes = b""
+
+
 @dataclass(frozen=True)
 class ModelVideos:
-    """Videos for one model.
+    """Videos for one model; subclasses choose frames, resize them and write tokens as its processor does.
 
     Attributes:
         spec: The model's tower.
@@ -47,7 +89,7 @@ class ModelVideos:
         replaced: Those that the server or a request replaces.
     """
 
-    spec: QwenVisionSpec
+    spec: QwenVisionSpec | ModuleVisionSpec
     longest: int
     limit: int | None = None
     stored: Mapping[str, Any] = field(default_factory=dict)
@@ -68,21 +110,20 @@ class ModelVideos:
         """Return these videos under a request's settings. Raises RequestError for those that are not served."""
         found = replace(self, replaced={**self.replaced, **settings})
         try:
-            _ = found._sampling, found._processor()
+            _ = found._sampling, found._processor(1)
         except ValueError as error:
             raise RequestError(f"mm_processor_kwargs: {error}.", param="mm_processor_kwargs") from None
         return found
 
     def of_file(self, content: bytes) -> Medium:
         """Return the video of a file. Raises RequestError if it cannot be read, or has too many tokens."""
-        seconds = [0.0]
+        chosen = Chosen([], VideoLength(0, 1))
 
         def choose(length: VideoLength) -> list[int]:
-            chosen = self.frames_of(length)
-            seconds[0] = length.frames / length.rate / len(chosen)
-            return chosen
+            chosen.length, chosen.numbers = length, self.frames_of(length)
+            return chosen.numbers
 
-        return self._medium(decode_video(content, choose), seconds)
+        return self._medium(decode_video(content, choose), chosen)
 
     def of_picture(self, frames: Any) -> Medium:
         """Return the video of frames [frames, height, width, 3] uint8, all of which the model sees, or of a pair of
@@ -98,22 +139,25 @@ class ModelVideos:
             raise RequestError("A video as an array has the shape [frames, height, width, 3] and the dtype uint8.")
         if not isinstance(rate, int | float) or not 0 < rate < math.inf:
             raise RequestError("fps of a video must be a positive number.")
-        return self._medium((Image.fromarray(frame) for frame in frames), [1 / rate])
+        chosen = Chosen(list(range(len(frames))), VideoLength(len(frames), rate))
+        return self._medium((Image.fromarray(frame) for frame in frames), chosen)
 
     def frames_of(self, length: VideoLength) -> list[int]:
-        """Return the numbers of the frames that the model sees, a whole number of pairs where there are two."""
-        fps, count, least, most = self._sampling
-        pair, total = self.spec.frames, length.frames
-        if count is not None:
-            wanted = float(round(count / pair) * pair)
-        else:
-            most = min(most, total) // pair * pair
-            wanted = min(max(total / length.rate * fps, least), most, total)
-            wanted = math.floor(wanted / pair) * pair
-        chosen = max(1, min(int(wanted), total))
-        import numpy as np
+        """Return the numbers of the frames that the model sees."""
+        raise NotImplementedError
 
-        return [int(np.float32(number * (total / chosen))) for number in range(chosen)]
+    @property
+    def _frames(self) -> int:
+        """How many frames a slice has."""
+        raise NotImplementedError
+
+    def _processor(self, count: int) -> FrameProcessor:
+        """Return what resizes this many frames. Raises ValueError for settings that are not served."""
+        raise NotImplementedError
+
+    def _tokens(self, chosen: Chosen, slices: int, squares: int) -> VideoTokens:
+        """Return what stands for slices of so many vectors each in a prompt."""
+        raise NotImplementedError
 
     @property
     def _sampling(self) -> tuple[float, int | None, int, int]:
@@ -132,6 +176,77 @@ class ModelVideos:
                 raise ValueError(f"{name} is {value!r}, it must be a positive whole number")
         return float(fps), count, least, most
 
+    def _medium(self, frames: Iterable[Image], chosen: Chosen) -> Medium:
+        """Return the video of frames; what is `chosen` is known once there is the first."""
+        pixels, size, rows, columns = list[bytes](), (0, 0), 0, 0
+        processor: FrameProcessor | None = None
+        for frame in frames:
+            processor = processor or self._processor(len(chosen.numbers))
+            picture = processor.picture(frame)
+            if pixels and picture.pixels.shape[:2] != size:
+                raise RequestError("The video's frames have several sizes: send one whose frames are alike.")
+            size, rows, columns = picture.pixels.shape[:2], picture.rows, picture.columns
+            pixels.append(picture.pixels.tobytes())
+            if -(-len(pixels) // self._frames) * rows * columns > self.longest:
+                raise RequestError(
+                    f"The video has more than {self.longest:,} tokens, which is the most here: ask for fewer frames or "
+                    "pixels (mm_processor_kwargs with fps, num_frames or max_pixels), or send a shorter one."
+                )
+        assert processor is not None, "a video without frames"
+        pixels += pixels[-1:] * (-len(pixels) % self._frames)
+        slices = len(pixels) // self._frames
+        found, content = self._tokens(chosen, slices, rows * columns), b"".join(pixels)
+        what = json.dumps(["video", processor.settings, size, found.times], sort_keys=True)
+        digest = sha256(what.encode() + b"\0" + content).digest()
+        return Medium(
+            digest, *size, found.num_tokens or slices * rows * columns, content, rows, columns, places=found.places,
+            text=found.text, times=array("i", found.times).tobytes(), kind="video",
+        )  # fmt: skip
+
+
+@dataclass(frozen=True)
+class QwenVideos(ModelVideos):
+    """Videos of Qwen2-VL and Qwen2.5-VL (Wang et al. 2024, section 2.1), whose slices' positions tell their times.
+
+    Frames are chosen as transformers' Qwen2VLVideoProcessor does it, and each is resized as images are, by Pillow.
+    """
+
+    spec: QwenVisionSpec
+
+    @property
+    def _frames(self) -> int:
+        return self.spec.frames
+
+    def frames_of(self, length: VideoLength) -> list[int]:
+        """Return the numbers of the frames that the model sees, a whole number of pairs where there are two."""
+        fps, count, least, most = self._sampling
+        pair, total = self.spec.frames, length.frames
+        if count is not None:
+            wanted = float(round(count / pair) * pair)
+        else:
+            most = min(most, total) // pair * pair
+            wanted = min(max(total / length.rate * fps, least), most, total)
+            wanted = math.floor(wanted / pair) * pair
+        chosen = max(1, min(int(wanted), total))
+        import numpy as np
+
+        return [int(np.float32(number * (total / chosen))) for number in range(chosen)]
+
+    def _processor(self, count: int) -> FrameProcessor:
+        from quire.media.qwen_processor import QwenProcessor  # which imports numpy
+
+        return QwenProcessor(self.spec, self._sizes)
+
+    def _tokens(self, chosen: Chosen, slices: int, squares: int) -> VideoTokens:
+        import numpy as np
+
+        spec, between = self.spec, 1.0
+        if spec.tokens_per_second:
+            seconds = chosen.length.frames / chosen.length.rate / len(chosen.numbers)
+            between = spec.tokens_per_second * spec.frames * seconds
+        times = np.arange(slices, dtype=np.float32) * np.float32(between)
+        return VideoTokens(times.astype(np.int32).tolist())
+
     @property
     def _sizes(self) -> dict[str, Any]:
         """The settings by which frames are resized."""
@@ -142,54 +257,28 @@ class ModelVideos:
             stored = {name: value for name, value in stored.items() if name not in _SIZES}
         return {name: value for name, value in {**stored, **self.replaced}.items() if name not in SAMPLING}
 
-    def _processor(self) -> QwenProcessor:
-        """Return what resizes frames. Raises ValueError for settings that are not served."""
-        from quire.media.qwen_processor import QwenProcessor  # which imports numpy
 
-        return QwenProcessor(self.spec, self._sizes)
-
-    def _medium(self, frames: Iterable[Image], seconds: list[float]) -> Medium:
-        """Return the video of frames; `seconds` has the time from one to the next, once there is the first."""
-        import numpy as np
-
-        processor, spec = self._processor(), self.spec
-        pixels, size, rows, columns = list[bytes](), (0, 0), 0, 0
-        for frame in frames:
-            picture = processor.picture(frame)
-            if pixels and picture.pixels.shape[:2] != size:
-                raise RequestError("The video's frames have several sizes: send one whose frames are alike.")
-            size, rows, columns = picture.pixels.shape[:2], picture.rows, picture.columns
-            pixels.append(picture.pixels.tobytes())
-            if -(-len(pixels) // spec.frames) * rows * columns > self.longest:
-                raise RequestError(
-                    f"The video has more than {self.longest:,} tokens, which is the most here: ask for fewer frames or "
-                    "pixels (mm_processor_kwargs with fps, num_frames or max_pixels), or send a shorter one."
-                )
-        pixels += pixels[-1:] * (-len(pixels) % spec.frames)
-        slices = len(pixels) // spec.frames
-        between = spec.tokens_per_second * spec.frames * seconds[0] if spec.tokens_per_second else 1.0
-        times = (np.arange(slices, dtype=np.float32) * np.float32(between)).astype(np.int32)
-        content = b"".join(pixels)
-        what = json.dumps(["video", processor.settings, size, times.tolist()], sort_keys=True)
-        digest = sha256(what.encode() + b"\0" + content).digest()
-        count = slices * rows * columns
-        return Medium(digest, *size, count, content, rows, columns, times=times.tobytes(), kind="video")
-
-
-def load_model_videos(config: Config, spec: Any) -> ModelVideos | None:
+def load_model_videos(config: Config, images: ModelImages) -> ModelVideos | None:
     """Return what a model makes of videos under resolved settings; None if it sees none, or PyAV is not installed.
 
     Args:
         config: The settings.
-        spec: The model's tower.
+        images: What it makes of images.
     """
-    limit = config.media.most_of("video")
-    if not isinstance(spec, QwenVisionSpec) or spec.video_token is None or limit == 0 or not is_installed():
+    from quire.media.timed_videos import TimedVideos
+
+    limit, spec = config.media.most_of("video"), images.spec
+    if spec.video_token is None or limit == 0 or not is_installed():
         return None
     stored = processor_settings(Path(config.model.model), "video_processor")
     asked = config.model.max_model_len
     longest = min(MAX_VIDEO_TOKENS, asked) if isinstance(asked, int) and asked > 0 else MAX_VIDEO_TOKENS
-    videos = ModelVideos(spec, longest, limit, stored)
+    videos: ModelVideos
+    if isinstance(spec, ModuleVisionSpec):
+        videos = TimedVideos(spec, longest, limit, stored, processor=images.processor)
+    else:
+        assert isinstance(spec, QwenVisionSpec), "another tower that sees videos"
+        videos = QwenVideos(spec, longest, limit, stored)
     try:
         return videos.with_settings(config.media.mm_processor_kwargs)
     except RequestError as error:

@@ -42,6 +42,10 @@ class ModuleProcessor:
         module = importlib.import_module("quire.models.fallback.image_processor")
         return module.CheckpointProcessor(Path(self._spec.directory), self._spec.image_token)
 
+    def tokens_of_text(self, text: str) -> list[int]:
+        """Return the tokens of a text that stands among other tokens."""
+        return [int(each) for each in self._processor.tokens_of_text(text)]
+
     def picture(self, image: Image) -> Picture:
         """Return the tensors and tokens of an image in mode RGB. Raises RequestError if the processor refuses it."""
         found = self._processor.inputs(image)

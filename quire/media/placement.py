@@ -21,11 +21,13 @@ class Marks(NamedTuple):
         vector: The token that stands for each of their vectors.
         behind: Returns the tokens of the one of a number, from 0, behind other tokens, by those that it has alone;
             None: they are the same. Raises ValueError if there are more of them than have numbers.
+        around: The tokens before and behind a placeholder that are left out, because a medium's own text has them.
     """
 
     placeholder: int
     vector: int
     behind: Callable[[Sequence[int], int, list[int]], list[int]] | None = None
+    around: tuple[int, int] | None = None
 
     def text(self, medium: Medium, before: Sequence[int], number: int) -> list[int]:
         """Return all tokens of the medium of a number, from 0, behind the tokens `before`. Raises RequestError if there
@@ -80,10 +82,13 @@ def placed(
         if (found_here := single.get(place)) is not None:
             number, medium = found_here
             mark = marks[medium.kind]
+            is_around = mark.around is not None and (*result[-1:], *tokens[place + 1 : place + 2]) == mark.around
+            if is_around:
+                result.pop()
             text = mark.text(medium, result, number)
             spans.append(MediaSpan(len(result) + text.index(mark.vector), medium))
             result += text
-            start = place + 1
+            start = place + 1 + is_around
     return result, spans
 
 

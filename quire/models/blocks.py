@@ -13,7 +13,7 @@ from torch import Tensor
 from quire.compute.attention.backend import AttentionBackend
 from quire.compute.collectives.delta import Delta, Stream, added, sum_of, total_of
 from quire.models.layers.factory import LayerFactory
-from quire.models.layers.norm import LayerNorm, NoNorm, RMSNorm
+from quire.models.layers.norm import LayerNorm, NoNorm, RMSNorm, stream_behind
 from quire.models.layers.rotary import Angles
 from quire.models.projections import build_cross_attention, build_mixer, build_mlp, norm_names
 from quire.models.recurrent_spec import NoMixerSpec
@@ -41,8 +41,12 @@ class PreNormBlock:
         self._mlp_norm = build.stream_norm(before_mlp, spec.hidden, kind, self._mlp.row_form)
 
     def __call__(self, x: Tensor, delta: Delta | None, angles: Angles | None, attention: AttentionBackend) -> Stream:
-        delta = self._attention(self._attention_norm.rows(x, delta), angles, attention)
-        return Stream(x, self._mlp(self._mlp_norm.rows(x, delta)))
+        rows = self._attention_norm.before(x, delta)
+        delta = self._attention(rows, angles, attention)
+        x = stream_behind(x, rows)
+        rows = self._mlp_norm.before(x, delta)
+        delta = self._mlp(rows)
+        return Stream(stream_behind(x, rows), delta)
 
 
 class CrossBlock:

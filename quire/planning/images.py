@@ -43,7 +43,7 @@ def _longest(config: Config, spec: ModelSpec) -> int:
 
 
 def _sees_videos(config: Config, spec: ModelSpec) -> bool:
-    has_token = isinstance(spec.vision, QwenVisionSpec) and spec.vision.video_token is not None
+    has_token = spec.vision is not None and spec.vision.video_token is not None
     return has_token and config.media.most_of("video") != 0 and importlib.util.find_spec("av") is not None
 
 

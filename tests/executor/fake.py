@@ -167,7 +167,7 @@ class FakeExecutor:
         self._host, self._host_written_by = memory.blocks, memory.written_by
         self._disk = disk
         self._orders = FakeOrders(
-            adapters or FakeAdapters({}), self._read_host, self._write_host, self._load_block, disk
+            adapters or FakeAdapters({}), self._read_host, self._write_host, self._load_block, self._read_device, disk
         )
         self._num_states = num_states
         self._states = {number: number for number in range(1, num_states + 1)}  # undefined at first
@@ -188,6 +188,9 @@ class FakeExecutor:
 
     def _write_host(self, host: int, contents: Contents) -> None:
         self._host[host], self._host_written_by[host] = list(contents[0]), contents[1]
+
+    def _read_device(self, block: int) -> Contents:
+        return list(self._blocks.get(block, [None] * self._block_size)), self._written_by.get(block, "")
 
     def _load_block(self, host: int, block: int) -> None:
         self._blocks[block] = list(self._host[host])

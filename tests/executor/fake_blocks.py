@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from quire.foundation.messages.workers import (
     BlocksLoaded,
     BlocksRead,
+    BlocksSaved,
     BlocksStored,
     DiskBlock,
     DiskContents,
@@ -16,6 +17,7 @@ from quire.foundation.messages.workers import (
     Order,
     OrderDone,
     ReadBlocks,
+    SaveBlocks,
     StoreBlocks,
 )
 from tests.executor.fake_adapters import FakeAdapters
@@ -62,6 +64,7 @@ class FakeOrders:
         adapters: Does all other orders.
         read_host, write_host: Read and write a host block.
         move: Copies a host block to the device.
+        read_device: Reads a device block.
         delay: Says for each order how often `done` is asked before it is done; default: once.
         disk: None: there is none.
     """
@@ -72,6 +75,7 @@ class FakeOrders:
         read_host: Callable[[int], Contents],
         write_host: Callable[[int, Contents], None],
         move: Callable[[int, int], None],
+        read_device: Callable[[int], Contents],
         disk: FakeDisk | None = None,
         delay: Callable[[], int] = lambda: 1,
     ) -> None:
@@ -79,6 +83,8 @@ class FakeOrders:
         self._read_host = read_host
         self._write_host = write_host
         self._move = move
+        self._read_device = read_device
+        self._saves: deque[SaveBlocks] = deque()
         self._disk = disk
         self.delay = delay
         self._loads: deque[LoadBlocks | ReadBlocks] = deque()
@@ -90,6 +96,8 @@ class FakeOrders:
         if isinstance(order, LoadBlocks | ReadBlocks):
             self._loads.append(order)
             self._left = self._left or self.delay()
+        elif isinstance(order, SaveBlocks):
+            self._saves.append(order)
         elif isinstance(order, StoreBlocks):
             self._stores.append((order, [self._read_host(block.host) for block in order.blocks]))
         else:
@@ -99,6 +107,8 @@ class FakeOrders:
         done = self._adapters.done()
         if self._stores:
             done.append(self._store(*self._stores.popleft()))
+        if self._saves and self._saves[0].after <= self.computed and self.delay() == 1:
+            done.append(self._save(self._saves.popleft()))
         while self._loads and (first := self._loads[0]).after <= self.computed:
             self._left -= 1
             if self._left > 0:
@@ -116,6 +126,12 @@ class FakeOrders:
             self._disk.slots.pop(slot, None)
         failed = [b.slot for b, held in zip(order.blocks, now, strict=True) if not self._disk.write(b, held)]
         return BlocksStored(order.number, failed, 1.0)
+
+    def _save(self, order: SaveBlocks) -> BlocksSaved:
+        """Copy blocks as late as may be: others may have overwritten them."""
+        for block, host in order.saves:
+            self._write_host(host, self._read_device(block))
+        return BlocksSaved(order.number, ms=1.0)
 
     def _load(self, order: LoadBlocks) -> BlocksLoaded:
         for host, block in order.loads:
@@ -143,6 +159,7 @@ class FakeOrders:
     def used(self) -> set[int]:
         """Host blocks that no step may overwrite, unless the order comes behind it."""
         hosts = {block.host for order, _ in self._stores for block in order.blocks}
+        hosts |= {host for each in self._saves if each.after <= self.computed for _, host in each.saves}
         for order in self._loads:
             if order.after <= self.computed:
                 if isinstance(order, LoadBlocks):

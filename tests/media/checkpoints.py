@@ -194,6 +194,10 @@ def make_qwen(directory: Path, generation: str, *, seed: int = 0) -> Path:
     model = getattr(transformers, f"Qwen{generation}VLForConditionalGeneration".replace("2_5VL", "2_5_VL"))(config)
     write_model(model, directory, seed, QWEN_TOKENS, QWEN_TEMPLATE)
     (directory / "preprocessor_config.json").write_text(json.dumps(QWEN_PROCESSOR))
+    if generation == "3":
+        size = {"shortest_edge": 4 * 8 * 8, "longest_edge": 40 * 8 * 8}
+        videos = {"size": size, "patch_size": 4, "merge_size": 2, "image_mean": [0.5] * 3, "image_std": [0.5] * 3}
+        (directory / "video_preprocessor_config.json").write_text(json.dumps(videos))
     return directory
 
 

@@ -1,21 +1,25 @@
-"""Qwen2-VL's and Qwen2.5-VL's answers about videos, compared with transformers' `generate` in fp32."""
+"""Qwen2-VL's, Qwen2.5-VL's and Qwen3-VL's answers about videos, compared with transformers' `generate` in fp32."""
 
 from __future__ import annotations
 
 import base64
 import io
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 from numpy.typing import NDArray
+from PIL import Image
 
 from quire import LLM, SamplingParams
 from quire.errors import RequestError
-from quire.media.model_videos import ModelVideos
+from quire.media.model_videos import QwenVideos
+from quire.media.timed_videos import TimedVideos
 from quire.media.video_decode import VideoLength
+from quire.models.vision.module_spec import ModuleVisionSpec, VideoLayout
+from quire.models.vision.pixel_settings import PixelValues
 from quire.models.vision.vision_spec import QwenVisionSpec
 from tests.media.checkpoints import QWEN_IMAGE, QWEN_PROCESSOR, make_qwen, picture
 
@@ -23,7 +27,7 @@ NEW_TOKENS = 32
 VIDEO = QWEN_IMAGE.replace("image", "video")
 Frames = NDArray[np.uint8]
 RATE = 0.3
-"""Frames a second, so few that the last slices have larger times than the texts behind them have positions."""
+"""Frames a second, so few that the last slices' times are larger than their rows and columns."""
 
 
 def frames_of(count: int, width: int, height: int, seed: int) -> Frames:
@@ -40,7 +44,7 @@ PROMPTS: tuple[tuple[str, tuple[int, ...], int], ...] = (
 """Texts, the numbers of their clips, and how many images they have."""
 
 
-@pytest.fixture(scope="module", params=["2", "2_5"])
+@pytest.fixture(scope="module", params=["2", "2_5", "3"])
 def model(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return make_qwen(tmp_path_factory.mktemp("qwen") / "model", request.param)
 
@@ -69,17 +73,24 @@ def reference(model: Path, text: str, clips: Sequence[int], images: int) -> list
             text = text.replace("<|image_pad|>", "<|placeholder|>" * (t * h * w // 4), 1)
         text = text.replace("<|placeholder|>", "<|image_pad|>")
     values, grids = [], []
+    reader = AutoModelForImageTextToText.from_pretrained(model, dtype=torch.float32)
+    is_timed = reader.config.model_type == "qwen3_vl"
     for number in clips:
         clip = [*CLIPS[number], *[CLIPS[number][-1]] * (len(CLIPS[number]) % 2)]
+        if is_timed:
+            processor, clip = Qwen2VLImageProcessorPil(**TIMED), resized(clip, len(CLIPS[number]))
         each = [processor(images=frame, return_tensors="pt") for frame in clip]
         _, h, w = each[0]["image_grid_thw"][0].tolist()
         both = [one["pixel_values"].view(h * w, 3, 2, -1)[:, :, 0] for one in each]
         for first, second in zip(both[::2], both[1::2], strict=True):
             values.append(torch.stack((first, second), 2).flatten(1))
         grids.append([len(clip) // 2, h, w])
-        text = text.replace("<|video_pad|>", "<|placeholder|>" * (len(clip) // 2 * h * w // 4), 1)
+        if is_timed:
+            text = text.replace(VIDEO, timed(len(CLIPS[number]), RATE, h * w // 4), 1)
+        else:
+            text = text.replace("<|video_pad|>", "<|placeholder|>" * (len(clip) // 2 * h * w // 4), 1)
     text = text.replace("<|placeholder|>", "<|video_pad|>")
-    reader = AutoModelForImageTextToText.from_pretrained(model, dtype=torch.float32)
+    reader.model.get_rope_index = from_the_largest(reader.model.get_rope_index)
     ids = AutoTokenizer.from_pretrained(model)(text, return_tensors="pt")["input_ids"]
     kinds = (ids == reader.config.image_token_id).int() + 2 * (ids == reader.config.video_token_id).int()
     if clips:
@@ -92,6 +103,45 @@ def reference(model: Path, text: str, clips: Sequence[int], images: int) -> list
             max_new_tokens=NEW_TOKENS, do_sample=False, eos_token_id=None, pad_token_id=0,
         )  # fmt: skip
     return [int(each) for each in out[0, ids.shape[1] :]]
+
+
+TIMED: dict[str, Any] = {"do_resize": False, "patch_size": 4, "image_mean": [0.5] * 3, "image_std": [0.5] * 3}
+"""Settings of an image processor that makes Qwen3-VL's pixels of frames that are resized."""
+
+
+def resized(clip: list[Any], count: int) -> list[Any]:
+    """The frames of a clip of so many in the size that Qwen3VLVideoProcessor gives them."""
+    from transformers.models.qwen3_vl.video_processing_qwen3_vl import smart_resize
+
+    height, width = smart_resize(count, *clip[0].shape[:2], factor=8, min_pixels=4 * 64, max_pixels=40 * 64)
+    return [Image.fromarray(frame).resize((width, height), Image.Resampling.BICUBIC) for frame in clip]
+
+
+def timed(count: int, rate: float, squares: int) -> str:
+    """What vLLM and transformers 4 write for a video of so many frames in the place of its token and those around it;
+    transformers 5 keeps these as well."""
+    from transformers import Qwen3VLProcessor
+
+    times = Qwen3VLProcessor._calculate_timestamps(None, list(range(count)), rate)
+    pads = "<|placeholder|>" * squares
+    return "".join(f"<{time:.1f} seconds><|vision_start|>{pads}<|vision_end|>" for time in times)
+
+
+def from_the_largest(get_rope_index: Callable[..., Any]) -> Callable[..., Any]:
+    """Positions of transformers 5 with those behind a video going on from the largest of its times, rows and columns,
+    as in vLLM's `get_mrope_input_positions` and transformers 4."""
+    import torch
+
+    def corrected(input_ids: Any, mm_token_type_ids: Any, **rest: Any) -> tuple[Any, Any]:
+        positions, _ = get_rope_index(input_ids, mm_token_type_ids, **rest)
+        kinds, begin = mm_token_type_ids[0], 0
+        changes = (kinds.diff().nonzero().flatten() + 1).tolist()
+        for group in torch.arange(len(kinds)).tensor_split(changes):
+            positions[:, 0, group] += begin - positions[:, 0, group].min()
+            begin = positions[:, 0, group].max() + 1
+        return positions, (begin - len(kinds)).view(1, 1)
+
+    return corrected
 
 
 def prompt(text: str, clips: Sequence[int], images: int) -> dict[str, Any]:
@@ -112,8 +162,8 @@ def test_answers_equal_those_of_transformers_with_videos_and_images(llm: LLM, ex
 
 def test_preempted_requests_see_their_videos_again(model: Path, expected: list[list[int]]) -> None:
     with LLM(
-        str(model), dtype="float32", block_size=8, num_gpu_blocks_override=24, enable_prefix_caching=False,
-        max_model_len=160, preemption_mode="recompute", disable_log_stats=False,
+        str(model), dtype="float32", block_size=8, num_gpu_blocks_override=28, enable_prefix_caching=False,
+        max_model_len=200, preemption_mode="recompute", disable_log_stats=False,
     ) as llm:  # fmt: skip
         assert greedy(llm, [prompt(*each) for each in PROMPTS] * 2) == expected * 2
         assert {metric.name: metric for metric in llm.get_metrics()}["vllm:num_preemptions"].value > 0
@@ -138,6 +188,7 @@ def url(content: bytes) -> str:
     return f"data:video/x-matroska;base64,{base64.b64encode(content).decode()}"
 
 
+@pytest.mark.parametrize("model", ["2", "2_5"], indirect=True)
 def test_files_and_conversations_show_frames_at_the_rate_that_is_asked_for(llm: LLM) -> None:
     params = SamplingParams(temperature=0, max_tokens=8, ignore_eos=True)
     clip = frames_of(16, 24, 16, 7)
@@ -154,6 +205,7 @@ def test_files_and_conversations_show_frames_at_the_rate_that_is_asked_for(llm: 
         assert found.outputs[0].token_ids == same.outputs[0].token_ids
 
 
+@pytest.mark.parametrize("model", ["2", "2_5"], indirect=True)
 def test_videos_that_cannot_be_read_or_are_too_long_are_refused(llm: LLM) -> None:
     whole = file_of_frames(CLIPS[0])
     refused: list[tuple[Any, dict[str, Any], str]] = [
@@ -179,6 +231,55 @@ def test_videos_that_cannot_be_read_or_are_too_long_are_refused(llm: LLM) -> Non
         llm.generate({"prompt": VIDEO * 2, "multi_modal_data": {"video": CLIPS[0]}}, use_tqdm=False)
 
 
+@pytest.mark.parametrize("model", ["3"], indirect=True)
+def test_texts_tell_when_the_frames_of_a_file_are(llm: LLM) -> None:
+    """16 frames at 4 a second, of which 8 are seen, or those that a request asks for."""
+    link = url(file_of_frames(frames_of(16, 24, 16, 7)))
+    params = SamplingParams(temperature=0, max_tokens=1)
+    for settings, times in (
+        ({}, ("0.2", "1.2", "2.5", "3.5")),
+        ({"fps": 1}, ("0.6", "3.1")),
+        ({"num_frames": 3}, ("1.0", "3.8")),
+    ):
+        asked = {"prompt": f"a {VIDEO} b {VIDEO}", "multi_modal_data": {"video": [link, link]}}
+        (found,) = llm.generate(asked | {"mm_processor_kwargs": settings}, params, use_tqdm=False)
+        shown = (
+            llm.get_tokenizer().decode(found.prompt_token_ids, skip_special_tokens=False).replace("<|video_pad|>", "")
+        )
+        slices = "".join(f"<{time} seconds><|vision_start|><|vision_end|>" for time in times)
+        assert shown == f"a {slices} b {slices}"
+    with pytest.raises(RequestError, match="with the checkpoint's settings"):
+        llm.generate(asked | {"mm_processor_kwargs": {"max_pixels": 640}}, params, use_tqdm=False)
+
+
+@pytest.mark.parametrize(
+    ("frames", "rate", "settings"),
+    [(100, 25.0, {}), (100, 25.0, {"fps": 1}), (7, 30.0, {}), (1, 30.0, {}), (90_000, 30.0, {}),
+     (101, 24.0, {"num_frames": 13}), (5, 24.0, {"num_frames": 9}), (5000, 29.97, {"fps": 3.5, "max_frames": 99})],
+)  # fmt: skip
+def test_frames_and_sizes_of_timed_videos_are_those_of_transformers(
+    frames: int, rate: float, settings: dict[str, Any]
+) -> None:
+    from types import SimpleNamespace
+
+    from transformers.models.qwen3_vl import video_processing_qwen3_vl as theirs
+
+    bounds = {"min_frames": 4, "max_frames": 768} | settings
+    fields = {name: bounds.pop(name) for name in ("min_frames", "max_frames")}
+    metadata, own = SimpleNamespace(total_num_frames=frames, fps=rate), SimpleNamespace(fps=2, **fields)
+    expected = theirs.Qwen3VLVideoProcessor.sample_frames(own, metadata, **bounds)
+    layout = VideoLayout(5, (3, 4), PixelValues(None, None, None), 16, 2)
+    spec = ModuleVisionSpec("", "", 1, 1, 48, 1, 1, 1, 1, merge=2, video=layout)
+    videos = TimedVideos(spec, 512, replaced=settings)
+    found = videos.frames_of(VideoLength(frames, rate))
+    assert found == expected.tolist()
+    count, processor = max(2, len(found)), videos._processor(len(found))
+    for width, height in ((640, 360), (20, 700), (1920, 1080), (5, 9)):
+        size = theirs.smart_resize(count, height, width, 2, 32, 128 * 32 * 32, 768 * 32 * 32)
+        picture = processor.picture(Image.new("RGB", (width, height)))
+        assert picture.pixels.shape[:2] == size
+
+
 @pytest.mark.parametrize(
     ("frames", "rate", "settings", "count"),
     [(100, 25.0, {}, 8), (100, 25.0, {"fps": 1}, 4), (7, 30.0, {}, 4), (3, 30.0, {}, 2), (1, 30.0, {}, 1),
@@ -192,5 +293,5 @@ def test_frames_are_those_that_transformers_chooses(
 
     spec = QwenVisionSpec.__new__(QwenVisionSpec)
     object.__setattr__(spec, "frames", 2)
-    found = ModelVideos(spec, 512, replaced=settings).frames_of(VideoLength(frames, rate))
+    found = QwenVideos(spec, 512, replaced=settings).frames_of(VideoLength(frames, rate))
     assert found == torch.arange(0, frames, frames / count).int().tolist()

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
 from quire import LLM
+from quire.compute.kernels.cpu import linear
 from quire.errors import ContextLengthError, RequestError
 from tests.checkpoints import make_tiny, write_tokenizer
 from tests.models.pooled import texts
@@ -44,6 +46,19 @@ def test_embeddings_of_mixed_lengths_are_transformers(llm: LLM, directory: Path)
         expected = reference(torch.tensor([text])).last_hidden_state[0].mean(0)
         near = torch.cosine_similarity(torch.tensor(output.outputs.embedding), expected, dim=0)
         assert near > 0.999999
+
+
+@pytest.mark.parametrize(("settings", "rounds"), [({"pooler_config": MEAN}, True), ({"runner": "generate"}, False)])
+def test_weights_are_rounded_where_no_text_is_generated(
+    settings: dict[str, Any], rounds: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A causal model reads texts in many rows, too, but its single tokens wait for memory."""
+    made = make_tiny(tmp_path, "Qwen3ForCausalLM")
+    write_tokenizer(made)
+    asked = []
+    monkeypatch.setattr(linear, "pack_rounded", lambda weight: asked.append(weight) or linear.pack_linear(weight))
+    with LLM(str(made), dtype="bfloat16", **settings):
+        assert bool(asked) == rounds
 
 
 def test_texts_beyond_the_longest_are_refused(llm: LLM) -> None:

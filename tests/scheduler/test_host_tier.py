@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from quire.foundation.clock import SystemClock
-from quire.foundation.messages.workers import BlocksLoaded, LoadBlocks, OrderDone, Result
+from quire.foundation.messages.workers import BlocksLoaded, BlocksSaved, LoadBlocks, OrderDone, Result
 from quire.scheduling.kvcache.block_pool import BlockPool
 from quire.scheduling.kvcache.block_table import PrefixMatch
 from quire.scheduling.kvcache.cache_groups import FULL, CacheGroup, Chunk, Reach, Window
@@ -52,7 +52,7 @@ class Stage:
     def __init__(
         self, host: int = 60, reaches: Sequence[Reach] = (FULL,), cost: FixedCost | None = None,
         memory: FakeHostMemory | None = None, disk: FakeDisk | None = None,
-        **settings: Any,
+        ahead: int = 0, **settings: Any,
     ) -> None:  # fmt: skip
         groups, blocks = [CacheGroup(reach=reach) for reach in reaches], 22 * len(reaches)
         index = None if memory is None else HostIndex(memoryview(memory.index), bytes(range(32)))
@@ -64,7 +64,7 @@ class Stage:
         pool = None
         if disk is not None:
             pool = DiskPool(disk.num_blocks, [(slot, (group, key)) for slot, group, key in disk.contents().entries])
-        self.tier = HostTier(self.pool, self.host, load_ms=1.0, disk=pool)
+        self.tier = HostTier(self.pool, self.host, load_ms=1.0, disk=pool, saved_ahead=ahead)
         self.executor = FakeExecutor(blocks, BLOCK, groups=groups, num_host_blocks=host, host_memory=memory, disk=disk)
         luck = random.Random(blocks)
         self.executor.orders.delay = lambda: luck.randint(1, 4)
@@ -164,10 +164,12 @@ def found(seeds: Iterable[int] = SEEDS, **settings: Any) -> str:
 
 
 @pytest.mark.parametrize("reaches", KINDS)
-@pytest.mark.parametrize("host", [60, 9])
-def test_conversations_are_answered_as_if_nothing_were_cached(reaches: tuple[Reach, ...], host: int) -> None:
+@pytest.mark.parametrize(("host", "ahead"), [(60, 0), (9, 0), (60, 8), (9, 8)])
+def test_conversations_are_answered_as_if_nothing_were_cached(
+    reaches: tuple[Reach, ...], host: int, ahead: int
+) -> None:
     for seed in SEEDS:
-        stats = converse(seed, reaches=reaches, host=host)
+        stats = converse(seed, reaches=reaches, host=host, ahead=ahead)
         assert stats.stored > 0
         assert stats.hit_tokens > 0 or host == 9
 
@@ -487,7 +489,7 @@ def test_a_block_that_is_overwritten_before_it_is_read_is_found(monkeypatch: pyt
             tier.host.free(hosts)
 
     def end(tier: HostTier, done: BlocksLoaded) -> list[int]:
-        tier.host.share(host for host in tier._loads[done.number].hosts if tier.host.key_of(host) is not None)
+        tier.host.share(host for host in tier._loads[done.number].sources if tier.host.key_of(host) is not None)
         return loaded(tier, done)
 
     monkeypatch.setattr(HostTier, "begin_load", begin)
@@ -513,6 +515,28 @@ def test_a_block_that_is_found_although_it_did_not_come_is_found(monkeypatch: py
     assert found()
 
 
+def test_a_copy_of_a_block_that_was_allocated_meanwhile_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert not found(ahead=8)
+    store, saved = HostTier._store, HostTier.saved
+
+    def waiting(tier: HostTier, block: int) -> None:
+        key = tier._pool.key_of(block)
+        if key in tier._being_saved:
+            tier._pool.evict(block)
+        else:
+            store(tier, block)
+
+    def trusting(tier: HostTier, done: BlocksSaved) -> None:
+        for _, host, key in tier._saves[done.number]:
+            if tier._being_saved.get(key) == done.number and tier.host.get_cached_block(key) is None:
+                tier.host.cache_block(host, key)
+        saved(tier, done)
+
+    monkeypatch.setattr(HostTier, "_store", waiting)
+    monkeypatch.setattr(HostTier, "saved", trusting)
+    assert found(ahead=8)
+
+
 def test_a_swapped_block_that_is_let_go_too_early_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     """Others of the same plan get it before it is read."""
     monkeypatch.setattr(HostTier, "unpin", lambda tier, hosts: tier.host.free(hosts))
@@ -524,7 +548,7 @@ def test_a_match_that_is_a_block_too_long_is_found(monkeypatch: pytest.MonkeyPat
     loaded = HostTier.loaded
 
     def shifted(tier: HostTier, done: BlocksLoaded) -> list[int]:
-        blocks = tier._loads[done.number].blocks
+        blocks = tier._loads[done.number].targets
         blocks[:] = [*blocks[1:], *blocks[:1]]
         return loaded(tier, done)
 

@@ -138,6 +138,19 @@ def test_blocks_that_are_loaded_beside_the_steps_arrive_in_their_places(
         assert torch.equal(blocks[:, target], before[:, 1 + place])
 
 
+def test_blocks_that_are_saved_beside_the_steps_are_there_when_they_are_loaded(
+    transfer: GpuBlockTransfer, blocks: Tensor
+) -> None:
+    """More than a staging buffer has room for, to places that are not in order; and the halves of it are reused."""
+    before = blocks.clone()
+    hosts = [*range(40, 42 + 2 * STAGED), 3, 1, 2, 79]
+    transfer.save([(1 + place, host) for place, host in enumerate(hosts)])
+    blocks.zero_()
+    transfer.load([(host, 99 - place) for place, host in enumerate(hosts)])
+    for place in range(len(hosts)):
+        assert torch.equal(blocks[:, 99 - place], before[:, 1 + place])
+
+
 def test_no_memory_is_pinned_by_the_engines_thread(host: HostCopies) -> None:
     transfer = ready_transfer(torch.zeros((STORAGES, BLOCKS, 2, 3)))
     apply(transfer, plan_of(swap_out=[(1, 7)]))

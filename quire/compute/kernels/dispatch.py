@@ -22,6 +22,7 @@ _OPS: dict[tuple[str | None, str | None], str] = {
     ("cpu.embedding", "reference.rotary"): "sequence_lengths shifted_positions choose_frequencies "
     "grow_frequencies query_scales",
     ("cpu.linear", "triton.linear.linear"): "pack_linear linear linear_silu_and_mul",
+    ("cpu.linear", None): "pack_rounded",
     ("cpu.experts", "triton.experts.experts"): "route add_gated pack_experts experts",
     ("cpu.experts", None): "expert_linear",
     ("reference.experts", "triton.experts.experts"): "pack_coded_experts coded_experts",

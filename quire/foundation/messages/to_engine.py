@@ -75,7 +75,7 @@ class Medium(msgspec.Struct, frozen=True, array_like=True):
             and those before, among and behind them; empty: only tokens that stand for vectors.
         kind: What it is: an image, a sound or a video.
         times: [slices] int32, when each slice of a video begins, in positions behind its first one; each has `rows` and
-            `columns`. Empty: an image.
+            `columns`. With `places`, texts between slices tell their times, and these are 0. Empty: an image.
         two_sided: Whether the tokens that stand for its vectors see one another, those behind them as well.
     """
 

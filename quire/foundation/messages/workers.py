@@ -344,6 +344,30 @@ class BlocksLoaded(Message, frozen=True):
     ms: float = 0.0
 
 
+class SaveBlocks(Message, frozen=True):
+    """Orders device blocks, which plans behind step `after` may overwrite, to host blocks that nobody uses meanwhile;
+    answered by BlocksSaved. A copy is good if no plan that was made before the answer came has overwritten its block.
+
+    Attributes:
+        number: Of the order, from 1.
+        after: Nothing is read or written before this step is launched; 0: at once.
+        saves: (device block, host block).
+    """
+
+    number: int
+    after: int
+    saves: list[tuple[int, int]]
+
+
+class BlocksSaved(Message, frozen=True):
+    """An order to save blocks is done, except for the host blocks `failed`, which may hold anything. `ms` is what it
+    took from when its turn came."""
+
+    number: int
+    failed: list[int] = []
+    ms: float = 0.0
+
+
 class ReadBlocks(Message, frozen=True):
     """Orders blocks from the disk to host blocks, which nobody uses meanwhile, once the moves of step `after` are made;
     answered by BlocksRead."""
@@ -380,9 +404,9 @@ class BlocksStored(Message, frozen=True):
     ms: float = 0.0
 
 
-Order = LoadAdapter | LoadBlocks | Profile | ReadBlocks | StoreBlocks
+Order = LoadAdapter | LoadBlocks | Profile | ReadBlocks | SaveBlocks | StoreBlocks
 """Work beside the steps."""
-OrderDone = AdapterLoaded | BlocksLoaded | BlocksRead | BlocksStored | Profiled
+OrderDone = AdapterLoaded | BlocksLoaded | BlocksRead | BlocksSaved | BlocksStored | Profiled
 """The one answer to an order."""
 
 

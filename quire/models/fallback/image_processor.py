@@ -131,6 +131,10 @@ class CheckpointProcessor:
             raise CheckpointError("an image's tokens depend on the other images of a prompt, which is not built")
         return Repeated(begin, tuple(numbers))
 
+    def tokens_of_text(self, text: str) -> list[int]:
+        """Return the tokens of a text that stands among other tokens."""
+        return list(self._tokenizer.encode(text, add_special_tokens=False))
+
     def _tokens_of(self, count: int) -> list[int]:
         text = self._tokenizer.convert_ids_to_tokens(self.placeholder) * count
         return self._processed(text, *[_small_image()] * count).tokens

@@ -32,9 +32,15 @@ from quire.models.vision.module_spec import ModuleVisionSpec
 _INSPECTION = "quire.models.fallback.inspection"
 _TOWER_INSPECTION = "quire.models.fallback.tower_inspection"
 _AUDIO_INSPECTION = "quire.models.fallback.audio_inspection"
-_TOWER_FILES = ("config.json", "preprocessor_config.json", "processor_config.json", "tokenizer_config.json")
+_TOWER_FILES = (
+    "config.json",
+    "preprocessor_config.json",
+    "processor_config.json",
+    "tokenizer_config.json",
+    "video_preprocessor_config.json",
+)
 _SECONDS = 600
-_FORMAT = 4
+_FORMAT = 5
 """Changes with what a description says, or how it is found."""
 DEFAULT_MAX_MODEL_LEN = 2048
 """Longest sequence where config.json has no limit."""

@@ -17,6 +17,8 @@ from quire.models.fallback.classes import build_on_meta, read_config, sees_image
 from quire.models.fallback.weights import TransformersWeights
 from quire.models.layers.factory import LayerFactory
 from quire.models.vision.module_spec import ModuleVisionSpec
+from quire.models.vision.pixel_settings import CHANNELS
+from quire.models.vision.tower import Pixels
 
 
 class TextStub(nn.Module):
@@ -123,13 +125,31 @@ class ModuleTower:
         features = [inspect.unwrap(each.get_image_features) for each in having]
         self._accepted = frozenset(name for each in features for name in inspect.signature(each).parameters)
         build.remember(TransformersWeights(self.model, self, build.options, [], leaves_out=True, is_part=True))
+        self._numbers = None if spec.video is None else Pixels(spec.video.pixels, build.options)
 
     def fuse_attentions(self, dtype: torch.dtype) -> None:
         """Do nothing: a tower's attention is transformers' own."""
 
-    def __call__(self, images: Sequence[Mapping[str, Tensor]]) -> list[Tensor]:
-        """Compute vectors: the tensors of each image → [vectors, outputs] each."""
-        return [self._vectors(image) for image in images]
+    def __call__(self, images: Sequence[Mapping[str, Tensor] | Tensor]) -> list[Tensor]:
+        """Compute vectors: the tensors of each image, or videos [frames, height, width, 3] uint8 → [vectors, outputs]
+        each."""
+        return [self._of_video(each) if isinstance(each, Tensor) else self._vectors(each) for each in images]
+
+    def _of_video(self, video: Tensor) -> Tensor:
+        """Compute a video's slices one by one: patches see those of their own slice alone."""
+        layout, numbers, merge = self.spec.video, self._numbers, self.spec.merge
+        assert layout is not None and numbers is not None, "a tower that reads no videos"
+        size = layout.patch_size
+        rows, columns = (length // size for length in video.shape[1:3])
+        vectors = []
+        for some in torch.split(video, layout.frames):
+            squares = numbers(some).reshape(
+                layout.frames, CHANNELS, rows // merge, merge, size, columns // merge, merge, size
+            )
+            patches = squares.permute(2, 5, 3, 6, 1, 0, 4, 7).reshape(rows * columns, -1)
+            grid = torch.tensor([[1, rows, columns]], device=video.device)
+            vectors.append(self._vectors({"pixel_values": patches, "image_grid_thw": grid}))
+        return torch.cat(vectors)
 
     def typed(self, image: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """Return tensors in the tower's dtype, where they are of floating point."""

@@ -12,16 +12,19 @@ import torch
 from PIL import Image
 
 from quire.errors import CheckpointError, RequestError
+from quire.models.config_file import processor_settings
 from quire.models.fallback.classes import read_config, text_config_of
-from quire.models.fallback.image_processor import CheckpointProcessor
+from quire.models.fallback.image_processor import CheckpointProcessor, processor_class
 from quire.models.fallback.inspection import answer
 from quire.models.fallback.tower import build_tower_model
-from quire.models.vision.module_spec import ModuleVisionSpec
+from quire.models.vision.module_spec import ModuleVisionSpec, VideoLayout
 from quire.models.vision.modules import TWO_SIDED
+from quire.models.vision.pixel_settings import PixelValues
 
 _TOKENS = ("image_token_id", "image_token_index", "img_context_token_id", "image_patch_id")
 _SIZES = ((1, 1), (336, 336), (2048, 2048), (4096, 1024), (1024, 4096))
 """Width and height of the images by which the fewest and most tokens are found."""
+_MIDDLE = (0.5, 0.5, 0.5)
 _STATES = 24
 """Elements that a tower computes at once for each element of its stream."""
 
@@ -66,8 +69,23 @@ def describe(directory: Path) -> ModuleVisionSpec:
         elements=_STATES * elements,
         merge=int(getattr(vision, "spatial_merge_size", 2)) if positions else 0,
         longest=vectors if architecture in TWO_SIDED else 0,
+        video=_video_of(directory, config),
         **repeated._asdict(),
     )
+
+
+def _video_of(directory: Path, config: Any) -> VideoLayout | None:
+    """Return how videos are read, if texts between their slices tell times, as Qwen3-VL's processor writes them."""
+    kind = processor_class(directory)
+    if kind is None or kind.__name__ != "Qwen3VLProcessor":
+        return None
+    names = ("video_token_id", "vision_start_token_id", "vision_end_token_id")
+    token, begin, end = (getattr(config, name, None) for name in names)
+    if type(token) is not int or type(begin) is not int or type(end) is not int:
+        return None
+    settings = {"image_mean": _MIDDLE, "image_std": _MIDDLE} | processor_settings(directory, "video_processor")
+    vision = config.vision_config
+    return VideoLayout(token, (begin, end), PixelValues.of(settings), vision.patch_size, vision.temporal_patch_size)
 
 
 def image_token_of(config: Any) -> int:

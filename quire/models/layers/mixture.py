@@ -10,11 +10,12 @@ from torch import Tensor
 
 from quire.compute.collectives.delta import Delta, total_of
 from quire.compute.kernels.dispatch import kernel
-from quire.compute.kernels.reference.quantized_rows import Rows
+from quire.compute.kernels.reference.experts import UnroutedRow
+from quire.compute.kernels.reference.quantized_rows import Rows, UnnormedRow
 from quire.compute.kernels.routing import Routing
 from quire.compute.mesh import Span
 from quire.models.layers.linear import Projection
-from quire.models.quantization.scheme import ExpertNames, RowForm
+from quire.models.quantization.scheme import ExpertNames
 from quire.models.weights.checkpoint import Checkpoint, WeightSpec
 from quire.models.weights.tensor_options import TensorOptions
 
@@ -81,6 +82,10 @@ class Router:
         correction: What scores are corrected by, if the routing says so.
         own: The experts that this rank computes; None: all.
         factors: The factors of experts' weights, if the routing says so.
+        may_wait: Whether the experts take an UnroutedRow.
+
+    Attributes:
+        row_form: The form of rows that the product takes in addition to dense ones.
     """
 
     def __init__(
@@ -91,18 +96,26 @@ class Router:
         correction: OfExperts | None = None,
         own: Span | None = None,
         factors: OfExperts | None = None,
+        *,
+        may_wait: bool = False,
     ) -> None:
+        self.row_form = product.row_form
         self._factors = factors
         self._product = product
         self._routing = routing
         self._correction = correction
         self._own = (0, None) if own is None else (own.start, own.count)
         self._route = kernel("route", options.device.type)
+        self._may_wait = may_wait and routing.is_softmax and routing.renormalise and own is None and factors is None
 
-    def __call__(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        """Return weights and numbers of each token's experts, as the op `route` does."""
+    def __call__(self, x: Rows) -> tuple[Tensor, Tensor | UnroutedRow]:
+        """Return weights and numbers of each token's experts, as the op `route` does; or, of one token, its logits and
+        an UnroutedRow."""
         correction = None if self._correction is None else self._correction.value
-        weights, numbers = self._route(self._product(x), self._routing, *self._own, correction)
+        logits = self._product(x)
+        if self._may_wait and len(logits) == 1:
+            return logits, UnroutedRow(logits, self._routing)
+        weights, numbers = self._route(logits, self._routing, *self._own, correction)
         if self._factors is not None:
             first, count = self._own
             own = self._factors.value[first : None if count is None else first + count]
@@ -118,19 +131,20 @@ class MixtureOfExperts:
         experts: Called like `Experts.__call__`.
 
     Attributes:
-        row_form: None: router and experts take dense rows.
+        row_form: The router may norm a single row; none are quantized.
     """
 
-    row_form: RowForm | None = None
-
     def __init__(self, router: Router, experts: Callable[..., Delta]) -> None:
+        form = router.row_form
+        self.row_form = form if form is not None and form.norms_one else None
         self._router = router
         self._experts = experts
 
     def __call__(self, x: Rows, routed: Tensor | None = None) -> Delta:
         """Compute the mixture: [tokens, hidden] → [tokens, hidden]. `routed` is what the router reads; None: x."""
-        assert isinstance(x, Tensor)
         weights, numbers = self._router(x if routed is None else routed)
+        x = x.dense() if isinstance(x, UnnormedRow) else x
+        assert isinstance(x, Tensor)
         return self._experts(x, numbers, weights)
 
 

@@ -11,7 +11,7 @@ from torch import Tensor
 from quire.compute.collectives.collectives import Norms, norms_of
 from quire.compute.collectives.delta import Delta, added, total_of
 from quire.compute.kernels.dispatch import kernel
-from quire.compute.kernels.reference.quantized_rows import Rows
+from quire.compute.kernels.reference.quantized_rows import Rows, UnnormedRow
 from quire.models.layer_spec import NormSpec
 from quire.models.quantization.scheme import RowForm
 from quire.models.weights.checkpoint import Checkpoint, WeightSpec
@@ -91,14 +91,28 @@ class RMSNorm:
 
     def rows(self, x: Tensor, delta: Delta | None) -> Rows:
         """Add `delta` to x [tokens, width] in place and return the norm of x in the form that the next layer takes."""
-        if self._form is None or x.shape[0] <= self._form.dense_up_to:
+        if self._form is None or self._form.dtype is None or x.shape[0] <= self._form.dense_up_to:
             return self(x, delta)
         norms, added = self._norms_for(delta)
         return norms.rms_norm_quantized(x, self.weight, self.eps, self._form.dtype, added)
 
+    def before(self, x: Tensor, delta: Delta | None) -> Rows:
+        """Return what `rows` does, or an UnnormedRow where the next layer norms a single row itself.
+
+        The sum of x and `delta` is then in x, or where `stream_behind` finds it once the layer has run.
+        """
+        if x.shape[0] == 1 and self._form is not None and self._form.norms_one and isinstance(delta, Tensor | None):
+            return UnnormedRow(x, delta, self.weight, self.eps)
+        return self.rows(x, delta)
+
     def _norms_for(self, delta: Delta | None) -> tuple[Norms, Tensor | None]:
         """Return the kernels that add `delta` and norm, and the tensor to pass them as delta."""
         return (self._norms, delta) if delta is None or isinstance(delta, Tensor) else delta.for_norms(self._norms)
+
+
+def stream_behind(x: Tensor, rows: Rows) -> Tensor:
+    """Return the stream whose rows a layer has read: x, to which `RMSNorm.before` has added, or the sum it left out."""
+    return rows.stream if isinstance(rows, UnnormedRow) else x
 
 
 class NoNorm:
@@ -107,6 +121,8 @@ class NoNorm:
     def rows(self, x: Tensor, delta: Delta | None) -> Rows:
         """Add `delta` to x [tokens, width] in place and return x."""
         return x if delta is None else added(x, total_of(delta))
+
+    before = rows
 
 
 class LayerNorm:
@@ -154,3 +170,5 @@ class LayerNorm:
 
     def rows(self, x: Tensor, delta: Delta | None) -> Rows:
         return self(x, delta)
+
+    before = rows

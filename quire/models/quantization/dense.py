@@ -61,15 +61,18 @@ class DenseWeight(KernelWeight):
 
     def __init__(self, shape: LinearShape, options: TensorOptions) -> None:
         super().__init__("linear", shape, options)
-        self._pack = kernel("pack_linear", options.device.type)
+        self._packing = "pack_rounded" if options.many_rows else "pack_linear"
+        self._pack = kernel(self._packing, options.device.type)
         self._linear_and_shrink = kernel("linear_and_shrink", options.device.type)
+        if options.device.type == "cuda" and options.dtype != torch.float32:
+            self.row_form = RowForm(None, norms_one=True)
 
     def weight_specs(self) -> Iterator[WeightSpec]:
         yield from dense_specs(self._shape)
 
     def load(self, checkpoint: Checkpoint) -> None:
         shape = self._shape
-        name = f"linear {shape.names} {shape.rows} × {shape.columns}"
+        name = f"linear {shape.names} {shape.rows} × {shape.columns} {self._packing}"
         self._weight = self._options.packed_weights.get(
             name, lambda: self._pack(read_dense(shape, checkpoint, self._options))
         )

@@ -136,15 +136,18 @@ class ExpertsShape:
 
 @dataclass(frozen=True)
 class RowForm:
-    """Rows that are quantized where they are made: what a product may be given in place of dense ones.
+    """Rows that are quantized where they are made, or a row that is not normed: what a product may be given in place of
+    dense ones.
 
     Attributes:
-        dtype: The dtype of the codes.
+        dtype: The dtype of the codes; None: no rows are quantized.
         dense_up_to: The most rows that must be dense; more are quantized.
+        norms_one: Whether the product takes a single row as an UnnormedRow.
     """
 
-    dtype: torch.dtype
-    dense_up_to: int
+    dtype: torch.dtype | None
+    dense_up_to: int = 0
+    norms_one: bool = False
 
 
 class LoadedWeight(Protocol):

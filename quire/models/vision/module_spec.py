@@ -6,6 +6,27 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from quire.models.vision.pixel_settings import SAMPLING, PixelValues
+
+
+@dataclass(frozen=True)
+class VideoLayout:
+    """How a model reads videos whose times are told by texts between slices (Qwen3-VL).
+
+    Attributes:
+        token: The token that stands for each of a video's vectors, and for a video in prompts.
+        around: The tokens before and behind a slice's vectors.
+        pixels: How pixels become numbers.
+        patch_size: Height and width of patches, in pixels.
+        frames: How many frames a slice has.
+    """
+
+    token: int
+    around: tuple[int, int]
+    pixels: PixelValues
+    patch_size: int
+    frames: int
+
 
 @dataclass(frozen=True)
 class ModuleVisionSpec:
@@ -26,6 +47,7 @@ class ModuleVisionSpec:
         elements: What the tower computes at once for one of the most tokens, in elements.
         merge: How many patches of a side become one vector, in models whose positions tell rows and columns; 0 in
             others.
+        video: How it reads videos; None: it reads none.
     """
 
     directory: str
@@ -43,6 +65,12 @@ class ModuleVisionSpec:
     numbered: int = 0
     numbers: tuple[tuple[int, ...], ...] = ()
     joint: int | None = None
+    video: VideoLayout | None = None
+
+    @property
+    def video_token(self) -> int | None:
+        """The token that stands for each of a video's vectors; None: videos are not read."""
+        return None if self.video is None else self.video.token
 
     @property
     def two_sided(self) -> bool:
@@ -61,7 +89,7 @@ class ModuleVisionSpec:
 
     def most_tokens(self, replaced: Mapping[str, Any]) -> int:
         """Return the most tokens of an image. Raises ValueError for settings of the processor that are replaced."""
-        if replaced:
+        if replaced.keys() - set(() if self.video is None else SAMPLING):
             raise ValueError(f"transformers' image processor of {self.architecture} has the checkpoint's settings")
         return self.largest_tokens
 

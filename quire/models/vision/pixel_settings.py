@@ -14,6 +14,8 @@ if TYPE_CHECKING:
 _CLIP_MEAN = (0.48145466, 0.4578275, 0.40821073)
 _CLIP_STD = (0.26862954, 0.26130258, 0.27577711)
 CHANNELS = 3
+SAMPLING = ("fps", "num_frames", "min_frames", "max_frames")
+"""Settings of processors by which frames of videos are chosen."""
 
 
 @dataclass(frozen=True)

@@ -57,6 +57,10 @@ class ClipSpec:
         return self.image_token
 
     @property
+    def video_token(self) -> None:
+        """The token that stands for each of a video's vectors: there is none."""
+
+    @property
     def patches(self) -> int:
         """Number of patches of an image."""
         return (self.image_size // self.patch_size) ** 2
@@ -187,8 +191,6 @@ def pixel_bounds(settings: Mapping[str, Any]) -> tuple[int, int]:
 
 MAX_VIDEO_TOKENS = 16_384
 """Most tokens of a video."""
-SAMPLING = ("fps", "num_frames", "min_frames", "max_frames")
-"""Settings of processors by which frames of videos are chosen."""
 _MIN_PIXELS = 56 * 56
 _MAX_PIXELS = 28 * 28 * 1280
 

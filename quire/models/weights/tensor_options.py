@@ -30,8 +30,14 @@ class PackedAtStart(nullcontext[None]):
 
 @dataclass(frozen=True)
 class TensorOptions:
-    """The device and dtype of a layer's weights, and where they are kept packed."""
+    """The device and dtype of a layer's weights, and where they are kept packed.
+
+    Attributes:
+        many_rows: Whether most steps have many rows, as those of whole texts have: the processor's speed bounds them,
+            not that of memory. For a CPU only.
+    """
 
     device: torch.device
     dtype: torch.dtype
     packed_weights: PackedWeights = field(default_factory=PackedAtStart)
+    many_rows: bool = False

@@ -14,7 +14,7 @@ import msgspec
 
 from quire.compute.mesh import Mesh
 from quire.foundation.clock import Clock
-from quire.foundation.messages.workers import AdapterLoaded, BlocksLoaded, Order, OrderDone, Plan, Profiled
+from quire.foundation.messages.workers import AdapterLoaded, BlocksLoaded, BlocksSaved, Order, OrderDone, Plan, Profiled
 
 PATIENCE_S = 60.0
 """How long a stage may take for a step by default."""
@@ -66,10 +66,10 @@ class RankOrders:
         loaded = [answer for answer in answers if isinstance(answer, AdapterLoaded)]
         if loaded:
             return self._agreed_adapter(loaded)
-        if moved := [answer for answer in answers if isinstance(answer, BlocksLoaded)]:
-            assert len({each.number for each in moved}) == 1, "ranks load blocks in another order"
+        if moved := [answer for answer in answers if isinstance(answer, BlocksLoaded | BlocksSaved)]:
+            assert len({(type(each), each.number) for each in moved}) == 1, "ranks move blocks in another order"
             failed = sorted({block for each in moved for block in each.failed})
-            return BlocksLoaded(moved[0].number, failed, max(each.ms for each in moved))
+            return type(moved[0])(moved[0].number, failed, max(each.ms for each in moved))
         return Profiled([kernels for answer in answers if isinstance(answer, Profiled) for kernels in answer.kernels])
 
     def _agreed_adapter(self, answers: Sequence[AdapterLoaded]) -> AdapterLoaded:

@@ -11,21 +11,24 @@ from time import perf_counter
 from quire.foundation.messages.workers import (
     BlocksLoaded,
     BlocksRead,
+    BlocksSaved,
     BlocksStored,
     DiskBlock,
     LoadBlocks,
     OrderDone,
     ReadBlocks,
+    SaveBlocks,
     StoreBlocks,
 )
 from quire.runtime.worker.disk_store import READERS, WRITERS, DiskStore
 from quire.runtime.worker.kv_transfer import BlockTransfer
 
-_Queue = queue.SimpleQueue[LoadBlocks | ReadBlocks | StoreBlocks | None]
+_Queue = queue.SimpleQueue[LoadBlocks | ReadBlocks | SaveBlocks | StoreBlocks | None]
 
 
 class BlockOrders:
-    """Loads blocks to the device while steps go on, reads blocks from a disk, and stores them there.
+    """Loads blocks to the device and saves them on the host while steps go on; reads them from a disk, and stores
+    them there.
 
     Orders of one kind are done one after the other, in a thread of their own: so a slow disk keeps no load waiting.
 
@@ -45,17 +48,25 @@ class BlockOrders:
         self._launched = 0
         self._closed = False
         self._changed = threading.Condition()
-        self._loads, self._reads, self._stores = (_Queue() for _ in range(3))
-        queues = (self._loads,) if disk is None else (self._loads, self._reads, self._stores)
+        self._loads, self._saves, self._reads, self._stores = (_Queue() for _ in range(4))
+        queues = (self._loads, self._saves) if disk is None else self._queues
         self._threads = [
             threading.Thread(target=self._run, args=(each,), name="move blocks", daemon=True) for each in queues
         ]
         for thread in self._threads:
             thread.start()
 
+    @property
+    def _queues(self) -> tuple[_Queue, ...]:
+        return self._loads, self._saves, self._reads, self._stores
+
     def load(self, order: LoadBlocks) -> None:
         """Begin to load blocks, once the plan that the order names is launched."""
         self._loads.put(order)
+
+    def save(self, order: SaveBlocks) -> None:
+        """Begin to copy blocks to the host, once the plan that the order names is launched."""
+        self._saves.put(order)
 
     def read(self, order: ReadBlocks) -> None:
         """Begin to read blocks from the disk."""
@@ -76,7 +87,7 @@ class BlockOrders:
         with self._changed:
             self._closed = True
             self._changed.notify_all()
-        for each in (self._loads, self._reads, self._stores):
+        for each in self._queues:
             each.put(None)
         for thread in self._threads:
             thread.join()
@@ -92,6 +103,8 @@ class BlockOrders:
             match order:
                 case LoadBlocks():
                     done = self._load(order)
+                case SaveBlocks():
+                    done = self._save(order)
                 case ReadBlocks():
                     done = self._read(order)
                 case StoreBlocks():
@@ -108,6 +121,16 @@ class BlockOrders:
         except RuntimeError:  # a device that failed says so in its steps; else the blocks are computed again
             failed = [device for _, device in order.loads]
         return BlocksLoaded(order.number, failed, 1e3 * (perf_counter() - began))
+
+    def _save(self, order: SaveBlocks) -> BlocksSaved | None:
+        if not self._wait_for(order.after):
+            return None
+        began, failed = perf_counter(), list[int]()
+        try:
+            self._transfer.save(order.saves)
+        except RuntimeError:
+            failed = [host for _, host in order.saves]
+        return BlocksSaved(order.number, failed, 1e3 * (perf_counter() - began))
 
     def _read(self, order: ReadBlocks) -> BlocksRead | None:
         assert self._readers is not None, "blocks of a disk that is not there"

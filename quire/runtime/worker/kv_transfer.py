@@ -6,8 +6,8 @@ This module does not know which sequences own the blocks.
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
-from contextlib import suppress
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 
 import numpy as np
@@ -69,11 +69,18 @@ class BlockTransfer:
         raise NotImplementedError
 
     def prepare_loads(self) -> None:
-        """Take the memory that `load` needs on the device. Called at the end of the start, if blocks will be loaded."""
+        """Take the memory that `load` and `save` need on the device. Called at the end of the start, if either will
+        be called."""
 
     def load(self, pairs: Sequence[tuple[int, int]]) -> None:
         """Fill device blocks, which no step uses meanwhile, from (host, device) pairs, behind the moves of all plans
         that were launched, and wait until they are filled. Called in a thread of its own, while steps go on."""
+        raise NotImplementedError
+
+    def save(self, pairs: Sequence[tuple[int, int]]) -> None:
+        """Fill host blocks, which nobody uses meanwhile, from (device, host) pairs, behind all plans that were
+        launched, and wait until they are filled. Called in a thread of its own, while steps go on and may overwrite the
+        device's blocks: such copies are not used."""
         raise NotImplementedError
 
     def host_memory(self, block: int) -> list[memoryview]:
@@ -141,6 +148,10 @@ class CpuBlockTransfer(BlockTransfer):
         for first in range(0, len(pairs), _LOADED_AT_ONCE):
             _move(self._host, self._blocks, pairs[first : first + _LOADED_AT_ONCE])
 
+    def save(self, pairs: Sequence[tuple[int, int]]) -> None:
+        for first in range(0, len(pairs), _LOADED_AT_ONCE):
+            _move(self._blocks, self._host, pairs[first : first + _LOADED_AT_ONCE])
+
     def host_memory(self, block: int) -> list[memoryview]:
         if self._host_bytes is None:
             self._host_bytes = self._host.flatten(2).view(torch.uint8).numpy()
@@ -176,6 +187,10 @@ class JoinedTransfer(BlockTransfer):
         for each in self._all:
             each.load(pairs)
 
+    def save(self, pairs: Sequence[tuple[int, int]]) -> None:
+        for each in self._all:
+            each.save(pairs)
+
     def host_memory(self, block: int) -> list[memoryview]:
         return [piece for each in self._all for piece in each.host_memory(block)]
 
@@ -209,9 +224,9 @@ class GpuBlockTransfer(BlockTransfer):
 
     A block that is swapped out is first gathered into a staging buffer on the steps' stream, so that it can be
     overwritten at once; the buffer is copied to the host while the step computes. A block that is swapped in is copied
-    to another staging buffer, and the step waits for it. Blocks that are loaded beside the steps have a third buffer
-    and a second stream, and only who loads them waits. Each run of consecutive host blocks takes one copy. `blocks` is
-    [storages, blocks, …] on the device.
+    to another staging buffer, and the step waits for it. What moves beside the steps goes through a `_Lane` for each
+    direction, and only who moves it waits. Each run of consecutive host blocks takes one copy. `blocks` is [storages,
+    blocks, …] on the device.
     """
 
     def __init__(self, blocks: Tensor, host_blocks: int) -> None:
@@ -222,12 +237,12 @@ class GpuBlockTransfer(BlockTransfer):
         self._outgoing, self._incoming = (
             torch.empty((staged, *shape), dtype=blocks.dtype, device=blocks.device) for _ in range(2)
         )
-        self._loaded = self._incoming[:0]
+        self._loads: _Lane | None = None
+        self._saves: _Lane | None = None
         self._move_blocks = kernel("move_blocks", blocks.device.type)
         self._pool = PinnedHostPool(host_blocks, shape, blocks.dtype, pin_host_memory, unpin_host_memory)
         self._steps = torch.cuda.current_stream(blocks.device)
         self._stream = torch.cuda.Stream(blocks.device)  # type: ignore[no-untyped-call]
-        self._load_stream = torch.cuda.Stream(blocks.device)  # type: ignore[no-untyped-call]
         self._left = torch.cuda.Event()  # type: ignore[no-untyped-call]
         self._arrived = torch.cuda.Event()  # type: ignore[no-untyped-call]
         self._warm_up()
@@ -250,7 +265,9 @@ class GpuBlockTransfer(BlockTransfer):
     def close(self) -> None:
         with suppress(RuntimeError):  # a device that failed has said so already
             self._stream.synchronize()
-            self._load_stream.synchronize()
+            for lane in (self._loads, self._saves):
+                if lane is not None:
+                    lane.synchronize()
         self._pool.close()
 
     def stage(self, plan: Plan, staging: ZeroCopyColumns) -> BlockMoves:
@@ -279,20 +296,36 @@ class GpuBlockTransfer(BlockTransfer):
             self._swap_in(to_device_memory(moves.swap_in), [host for host, _ in plan.swap_in])
 
     def prepare_loads(self) -> None:
-        self._loaded = torch.empty_like(self._incoming)
+        if len(self._incoming):
+            self._loads, self._saves = _Lane(self._incoming), _Lane(self._incoming)
 
     def load(self, pairs: Sequence[tuple[int, int]]) -> None:
-        stream, size = self._load_stream, len(self._loaded)
-        with torch.inference_mode(), torch.cuda.stream(stream):
+        lane = self._loads
+        assert lane is not None, "not prepared, or there is no host block"
+        with torch.inference_mode():
             targets = upload([device for _, device in pairs], self._blocks.device)
-            hosts = [host for host, _ in pairs]
-            stream.wait_stream(self._steps)  # who used these blocks before is done
-            stream.wait_stream(self._stream)  # and what is on its way to the host has come there
-            for first in range(0, len(pairs), size):
-                for place, run in self._pool.runs(hosts[first : first + size]):
-                    self._loaded[place : place + len(run)].copy_(run, non_blocking=True)
-                self._move_blocks(self._loaded, None, self._blocks, targets[first : first + size])
-            stream.synchronize()
+            lane.wait_for(self._steps, self._stream)  # who used these blocks before, and what is on its way to the host
+            for part, place in lane.parts(len(pairs)):
+                with torch.cuda.stream(lane.copies):
+                    for at, run in self._pool.runs([host for host, _ in pairs[place]]):
+                        part[at : at + len(run)].copy_(run, non_blocking=True)
+                with lane.behind_copies():
+                    self._move_blocks(part, None, self._blocks, targets[place])
+            lane.synchronize()
+
+    def save(self, pairs: Sequence[tuple[int, int]]) -> None:
+        lane = self._saves
+        assert lane is not None, "not prepared, or there is no host block"
+        with torch.inference_mode():
+            sources = upload([device for device, _ in pairs], self._blocks.device)
+            lane.wait_for(self._steps, self._stream)
+            for part, place in lane.parts(len(pairs)):
+                with torch.cuda.stream(lane.moves):
+                    self._move_blocks(self._blocks, sources[place], part, None)
+                with lane.behind_moves():
+                    for at, run in self._pool.runs([host for _, host in pairs[place]]):
+                        run.copy_(part[at : at + len(run)], non_blocking=True)
+            lane.synchronize()
 
     def host_memory(self, block: int) -> list[memoryview]:
         ((_, run),) = self._pool.runs([block])
@@ -326,3 +359,61 @@ class GpuBlockTransfer(BlockTransfer):
                 self._arrived.record(self._stream)
             compute.wait_event(self._arrived)
             self._move_blocks(self._incoming, None, self._blocks, blocks[first : first + size])
+
+
+class _Lane:
+    """A staging buffer of two halves, between host memory and the cache: while one is copied, the other is moved. Who
+    uses a lane waits for its end before the next use.
+
+    Args:
+        like: What one part has room for, [blocks, storages, elements] on the device.
+
+    Attributes:
+        copies, moves: The streams of copies to or from the host, and of the kernels that move blocks.
+    """
+
+    def __init__(self, like: Tensor) -> None:
+        half = max(1, len(like) // 2)
+        self._halves = [torch.empty_like(like[:half]) for _ in range(2)]
+        self.copies = torch.cuda.Stream(like.device)  # type: ignore[no-untyped-call]
+        self.moves = torch.cuda.Stream(like.device)  # type: ignore[no-untyped-call]
+        self._left = [torch.cuda.Event() for _ in range(2)]  # type: ignore[no-untyped-call]
+        self._last = self.moves
+
+    def wait_for(self, *streams: torch.cuda.Stream) -> None:
+        """Let both streams wait for all that others were given so far, and for what the current one was given."""
+        current = torch.cuda.current_stream(self._halves[0].device)
+        for own in (self.copies, self.moves):
+            for other in (*streams, current):
+                own.wait_stream(other)
+
+    def parts(self, count: int) -> Iterator[tuple[Tensor, slice]]:
+        """Yield room for so many blocks in parts, each once it is free again, with its place among the blocks."""
+        size = len(self._halves[0])
+        for number, first in enumerate(range(0, count, size)):
+            half, place = number % 2, slice(first, min(count, first + size))
+            for own in (self.copies, self.moves):
+                own.wait_event(self._left[half])
+            yield self._halves[half][: place.stop - place.start], place
+            self._left[half].record(self._last)
+
+    @contextmanager
+    def behind_copies(self) -> Iterator[None]:
+        """Launch kernels behind the copies so far."""
+        self.moves.wait_stream(self.copies)
+        self._last = self.moves
+        with torch.cuda.stream(self.moves):
+            yield
+
+    @contextmanager
+    def behind_moves(self) -> Iterator[None]:
+        """Copy behind the kernels so far."""
+        self.copies.wait_stream(self.moves)
+        self._last = self.copies
+        with torch.cuda.stream(self.copies):
+            yield
+
+    def synchronize(self) -> None:
+        """Wait until all is done."""
+        self.copies.synchronize()
+        self.moves.synchronize()

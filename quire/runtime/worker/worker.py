@@ -31,6 +31,7 @@ from quire.foundation.messages.workers import (
     Plan,
     ReadBlocks,
     Result,
+    SaveBlocks,
     StoreBlocks,
     TokenBitmasks,
 )
@@ -183,6 +184,7 @@ class Worker:
                         )
                 self._block_orders = BlockOrders(self._transfer, self.orders.report, disk)
                 self.orders.serve(LoadBlocks, self._block_orders.load)
+                self.orders.serve(SaveBlocks, self._block_orders.save)
                 self.orders.serve(ReadBlocks, self._block_orders.read)
                 self.orders.serve(StoreBlocks, self._block_orders.store)
                 self._launched = self._block_orders.launched
@@ -218,9 +220,10 @@ class Worker:
         spec = spec_of(self._config.model) if loan is None else loan.spec
         options = self._parts.options
         packed_weights = packed_weights_for(self._config, spec, self._device, self._mesh)
+        many_rows = self._device.type == "cpu" and not spec.pooler.generates
         updates = self._parts.updates()
         factory = LayerFactory(
-            replace(options, packed_weights=packed_weights),
+            replace(options, packed_weights=packed_weights, many_rows=many_rows),
             spec.quantization,
             self._mesh,
             self._collectives,

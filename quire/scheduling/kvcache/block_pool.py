@@ -12,6 +12,7 @@ from __future__ import annotations
 import heapq
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Sequence
+from itertools import islice
 
 DUMMY_BLOCK = 0
 BlockKey = tuple[int, bytes]
@@ -147,6 +148,11 @@ class BlockPool:
                 break
             blocks.append(block)
         return read, blocks
+
+    def next_cached(self, count: int) -> list[tuple[int, BlockKey]]:
+        """Return those of the `count` blocks to be allocated next that have cached contents, and their keys."""
+        key_of = self._key_of
+        return [(block, key_of[block]) for block in islice(self._free, count) if block in key_of]
 
     def num_free_of(self, blocks: Iterable[int]) -> int:
         """How many of these blocks are free."""

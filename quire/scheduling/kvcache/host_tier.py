@@ -7,6 +7,10 @@ those from there, whichever was planned first. Where the host's memory outlives 
 plan after the one that fills them, so that little is lost, and their keys enter the index once that plan is known to
 be done.
 
+Where the device copies beside its steps, blocks that are to be allocated next are copied ahead of that, by orders to
+the workers that hold nothing: what was allocated before such a copy is known to be done is not used, and copied by the
+plan that overwrites it.
+
 Blocks are loaded beside the steps, by orders to the workers. Blocks of an order are held on both sides until it is
 done. Then those on the device enter the cache and are let go, and who has waited for them looks them up again. Knows
 nothing about requests but their ids, and nothing about bytes.
@@ -23,10 +27,12 @@ from quire.foundation.messages.from_engine import DiskLoad, TierLoad
 from quire.foundation.messages.workers import (
     BlocksLoaded,
     BlocksRead,
+    BlocksSaved,
     BlocksStored,
     DiskBlock,
     LoadBlocks,
     ReadBlocks,
+    SaveBlocks,
     StoreBlocks,
 )
 from quire.scheduling.kvcache.block_pool import BlockKey, BlockPool
@@ -41,6 +47,11 @@ PATIENCE_S = 2.0
 """So long a request awaits blocks; then it computes what they hold."""
 _MOST_WRITES = 16
 """Blocks on their way to the disk at a time: they are held on the host meanwhile."""
+_MOST_SAVES = 128
+"""Blocks on their way to the host at a time, beside the steps."""
+_SCANS = 8
+"""So often blocks are looked for that should be saved, while as many are allocated as are kept saved."""
+_Order = LoadBlocks | ReadBlocks | SaveBlocks | StoreBlocks
 
 
 @dataclass
@@ -79,38 +90,19 @@ class HostTierStats:
 
 
 @dataclass
-class _Load:
-    """Blocks on their way to the device.
+class _Fetch:
+    """Blocks on their way to the device, or from the disk to the host.
 
     Attributes:
         waiting: Requests that await them.
-        hosts, blocks, keys: Where they come from, where they go, and what they hold.
-        prefix: Blocks of the same prefix that are on the device already.
+        sources, targets, keys: Where they come from, where they go, and what they hold.
+        prefix: Blocks of the same prefix that are there already, where they go.
         until: How long they are awaited.
     """
 
     waiting: list[int]
-    hosts: list[int]
-    blocks: list[int]
-    keys: list[BlockKey]
-    prefix: list[int]
-    until: float = math.inf
-
-
-@dataclass
-class _Read:
-    """Blocks on their way from the disk to the host.
-
-    Attributes:
-        waiting: Requests that await them.
-        slots, hosts, keys: Where they come from, where they go, and what they hold.
-        prefix: Host blocks of the same prefix that are there already.
-        until: How long they are awaited.
-    """
-
-    waiting: list[int]
-    slots: list[int]
-    hosts: list[int]
+    sources: list[int]
+    targets: list[int]
     keys: list[BlockKey]
     prefix: list[int]
     until: float = math.inf
@@ -157,6 +149,8 @@ class HostTier(TierLookup):
         load_ms: Milliseconds that loading a block takes.
         block_bytes: Bytes of a block, for metrics.
         disk: Blocks that come to the host are written there as well; None: there is none.
+        saved_ahead: Of the blocks that are allocated next, so many are kept saved by orders beside the steps; 0: plans
+            do all copies to the host.
 
     Attributes:
         lookups: What to look prefixes up in, from the one that finds most.
@@ -169,6 +163,7 @@ class HostTier(TierLookup):
         load_ms: float = 0.0,
         block_bytes: int = 0,
         disk: DiskPool | None = None,
+        saved_ahead: int = 0,
     ) -> None:
         self.host = host
         self.disk = disk or DiskPool()
@@ -183,12 +178,17 @@ class HostTier(TierLookup):
         self.stats = HostTierStats()
         self._pool = pool
         self._stores: Moves = []
-        self._loads: dict[int, _Load] = {}  # by the number of their order
-        self._reads: dict[int, _Read] = {}  # and these as well
-        self._coming: dict[BlockKey, _Load | _Read] = {}  # which of them brings it
+        self._saved_ahead = saved_ahead
+        self._allocated = 0  # blocks with cached contents, since blocks to save were looked for
+        self._to_save: deque[tuple[int, BlockKey]] = deque()
+        self._saves: dict[int, list[tuple[int, int, BlockKey]]] = {}  # by order: device block, host block, key
+        self._being_saved: dict[BlockKey, int] = {}  # by which order, as long as nobody has overwritten them
+        self._loads: dict[int, _Fetch] = {}  # by the number of their order
+        self._reads: dict[int, _Fetch] = {}  # and these as well
+        self._coming: dict[BlockKey, _Fetch] = {}  # which of them brings it
         self._last_order = 0
         self._new: list[int] = []  # not ordered yet
-        self._orders: list[LoadBlocks | ReadBlocks | StoreBlocks] = []
+        self._orders: list[_Order] = []
         self._used: list[int] = []  # host blocks that the plan in the making reads or writes
         self._filled: list[tuple[int, BlockKey]] = []  # device blocks that the plan in the making may fill
         self._whole: list[tuple[int, BlockKey]] = []  # and those that earlier plans have filled
@@ -229,18 +229,19 @@ class HostTier(TierLookup):
     @property
     def num_orders(self) -> int:
         """Number of orders that are not done yet, or not given."""
-        return (
-            len(self._loads) + len(self._reads) + len(self._disk_writes) + bool(self._to_disk or self.disk.num_dropped)
-        )
+        given = len(self._loads) + len(self._reads) + len(self._saves) + len(self._disk_writes)
+        return given + bool(self._to_save or self._to_disk or self.disk.num_dropped)
 
     @property
     def held(self) -> tuple[list[int], list[int]]:
         """Blocks that orders hold, on the device and on the host, for leak tests."""
         loads = self._loads.values()
-        device = [block for load in loads for block in (*load.blocks, *load.prefix)]
-        written = [host for blocks in self._disk_writes.values() for _, host, _ in blocks]
-        read = [host for each in self._reads.values() for host in (*each.hosts, *each.prefix)]
-        return device, [*(host for load in loads for host in load.hosts), *read, *written]
+        device = [block for load in loads for block in (*load.targets, *load.prefix)]
+        written = [
+            host for each in (self._disk_writes, self._saves) for blocks in each.values() for _, host, _ in blocks
+        ]
+        read = [host for each in self._reads.values() for host in (*each.targets, *each.prefix)]
+        return device, [*(host for load in loads for host in load.sources), *read, *written]
 
     def get_cached_block(self, key: BlockKey) -> int | None:
         block = self._pool.get_cached_block(key)
@@ -251,11 +252,13 @@ class HostTier(TierLookup):
 
     def evict(self, key: BlockKey) -> None:
         """Let nobody find the contents with this key any more."""
+        self._being_saved.pop(key, None)
         self.host.evict(key)
         self.disk.evict(key)
 
     def reset_prefix_cache(self) -> None:
         """Evict all blocks, on the host and on the disk."""
+        self._being_saved.clear()
         self.host.reset_prefix_cache()
         self.disk.reset_prefix_cache()
 
@@ -263,7 +266,9 @@ class HostTier(TierLookup):
 
     def cached(self, blocks: Iterable[tuple[int, BlockKey]]) -> None:
         """Note that device blocks have entered the cache, which the plan in the making may be the first to fill."""
-        if self._writes_through:
+        if self._writes_through and self._saved_ahead:
+            self._to_save += blocks
+        elif self._writes_through:
             self._filled += blocks
 
     def pin(self, blocks: Sequence[int]) -> tuple[list[int], set[int]]:
@@ -316,7 +321,7 @@ class HostTier(TierLookup):
         self._pool.share(prefix)
         blocks = self._pool.allocate(len(places))
         assert blocks is not None, "admission has counted its blocks"
-        load = self._loads[self._last_order] = _Load([request], list(places), blocks, keys, list(prefix))
+        load = self._loads[self._last_order] = _Fetch([request], list(places), blocks, keys, list(prefix))
         self._coming.update(dict.fromkeys(keys, load))
 
     def _begin_read(self, request: int, places: Sequence[int]) -> None:
@@ -325,7 +330,7 @@ class HostTier(TierLookup):
         keys = [self._key_at(place) for place in places if place >= ON_DISK]
         self.host.share(prefix)
         self.disk.hold(slots)
-        read = self._reads[self._last_order] = _Read([request], slots, self.host.allocate(len(slots)), keys, prefix)
+        read = self._reads[self._last_order] = _Fetch([request], slots, self.host.allocate(len(slots)), keys, prefix)
         self._coming.update(dict.fromkeys(keys, read))
 
     def can_load(self, places: Sequence[int]) -> bool:
@@ -346,16 +351,44 @@ class HostTier(TierLookup):
         for number in self._new:
             if (load := self._loads.get(number)) is not None:
                 load.until = now + PATIENCE_S
-                self._orders.append(LoadBlocks(number, step, list(zip(load.hosts, load.blocks, strict=True))))
+                self._orders.append(LoadBlocks(number, step, list(zip(load.sources, load.targets, strict=True))))
             else:
                 read = self._reads[number]
                 read.until = now + PATIENCE_S
-                columns = zip(read.slots, read.keys, read.hosts, strict=True)
+                columns = zip(read.sources, read.keys, read.targets, strict=True)
                 blocks = [DiskBlock(slot, *key, host) for slot, key, host in columns]
                 self._orders.append(ReadBlocks(number, step, blocks))
         self._new = []
+        if self._saved_ahead:
+            self._order_saves(step)
         if self._to_disk or self.disk.num_dropped:
             self._order_writes()
+
+    def _order_saves(self, step: int) -> None:
+        """Order blocks to the host that plans up to this step have filled, as many as may be on their way."""
+        if not self._writes_through and self._allocated * _SCANS >= self._saved_ahead:
+            self._allocated = 0
+            self._to_save = deque(self._pool.next_cached(self._saved_ahead))
+        room, blocks = _MOST_SAVES - sum(map(len, self._saves.values())), list[tuple[int, BlockKey]]()
+        while self._to_save and len(blocks) < min(room, self.host.num_free):
+            block, key = self._to_save.popleft()
+            if (
+                self._pool.key_of(block) == key
+                and key not in self._being_saved
+                and self.host.get_cached_block(key) is None
+            ):
+                blocks.append((block, key))
+        if not self.host.num_free:
+            self._to_save.clear()
+        if blocks:
+            self._last_order += 1
+            hosts = self.host.allocate(len(blocks))
+            self._saves[self._last_order] = [
+                (block, host, key) for (block, key), host in zip(blocks, hosts, strict=True)
+            ]
+            self._being_saved.update(dict.fromkeys((key for _, key in blocks), self._last_order))
+            saves = [(block, host) for (block, _), host in zip(blocks, hosts, strict=True)]
+            self._orders.append(SaveBlocks(self._last_order, step, saves))
 
     def _order_writes(self) -> None:
         """Order whole blocks to the disk, as many as may be on their way."""
@@ -381,14 +414,14 @@ class HostTier(TierLookup):
             disk_blocks = [DiskBlock(slot, *key, host) for slot, host, key in blocks]
             self._orders.append(StoreBlocks(self._last_order, disk_blocks, dropped))
 
-    def take_orders(self) -> list[LoadBlocks | ReadBlocks | StoreBlocks]:
+    def take_orders(self) -> list[_Order]:
         """Return orders that the workers are to be given, behind the plans that were made."""
         orders, self._orders = self._orders, []
         return orders
 
     def overdue(self, now: float) -> list[int]:
         """Return requests that need not await their blocks any longer. These may come yet, for others."""
-        moves: list[_Load | _Read] = [*self._loads.values(), *self._reads.values()]
+        moves = [*self._loads.values(), *self._reads.values()]
         late = [each for each in moves if each.until <= now]
         requests = [request for each in late for request in each.waiting]
         for each in late:
@@ -399,23 +432,36 @@ class HostTier(TierLookup):
         """Let the blocks of an order that is done be found, and return the requests that await them. What was evicted
         from the host meanwhile must not be found any more."""
         load, failed = self._loads.pop(done.number), set(done.failed)
-        for host, block, key in zip(load.hosts, load.blocks, load.keys, strict=True):
+        for host, block, key in zip(load.sources, load.targets, load.keys, strict=True):
             del self._coming[key]
             if block not in failed and self.host.key_of(host) == key:
                 self._pool.cache_block(block, key)
-        self.stats.loaded += len(load.blocks) - len(failed)
+        self.stats.loaded += len(load.targets) - len(failed)
         self.stats.failed += len(failed)
         self.stats.load_ms += done.ms
-        self.host.free(load.hosts)
-        self._pool.free(reversed(load.blocks))
+        self.host.free(load.sources)
+        self._pool.free(reversed(load.targets))
         self._pool.free(reversed(load.prefix))
         return load.waiting
+
+    def saved(self, done: BlocksSaved) -> None:
+        """Let blocks be found on the host that were copied there, unless they were evicted or allocated again
+        meanwhile."""
+        failed = set(done.failed)
+        for block, host, key in self._saves.pop(done.number):
+            if self._being_saved.get(key) == done.number:
+                del self._being_saved[key]
+                if host not in failed and self._pool.key_of(block) == key and self.host.get_cached_block(key) is None:
+                    self.host.cache_block(host, key)
+                    self.stats.stored += 1
+                    self._is_whole(host, key)
+            self.host.free([host])
 
     def read(self, done: BlocksRead) -> list[int]:
         """Let blocks that were read from the disk be found on the host, unless they were evicted there meanwhile, and
         return the requests that await them."""
         read, failed, stats = self._reads.pop(done.number), set(done.failed), self.stats
-        for slot, host, key in zip(read.slots, read.hosts, read.keys, strict=True):
+        for slot, host, key in zip(read.sources, read.targets, read.keys, strict=True):
             del self._coming[key]
             if slot in failed:
                 self.disk.evict(key)
@@ -423,11 +469,11 @@ class HostTier(TierLookup):
                 self.host.cache_block(host, key)
                 if self.host.index is not None:
                     self.host.index.enter(host, key)
-        self.disk.release(read.slots)
-        self.host.free([*read.prefix, *read.hosts])
-        self.disk.learn(done.ms / len(read.slots))
+        self.disk.release(read.sources)
+        self.host.free([*read.prefix, *read.targets])
+        self.disk.learn(done.ms / len(read.sources))
         stats.disk_unread += len(failed)
-        stats.disk_loaded += len(read.slots) - len(failed)
+        stats.disk_loaded += len(read.sources) - len(failed)
         stats.disk_load_ms += done.ms
         return read.waiting
 
@@ -485,6 +531,8 @@ class HostTier(TierLookup):
         """Keep the contents of a block that is allocated again."""
         key = self._pool.key_of(block)
         assert key is not None, "nothing is cached"
+        self._allocated += 1
+        self._being_saved.pop(key, None)
         self._pool.evict(block)
         self._copy(block, key)
 

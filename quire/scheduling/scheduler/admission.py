@@ -196,6 +196,8 @@ class Admission:
         tier = self._preemption.tier
         if tier is None or request.loads >= MAX_LOADS or not (tier.host.num_cached or tier.disk.num_cached):
             return match, True
+        if most - match.num_tokens < self._pool.block_size:  # there is nothing more to find
+            return match, True
         for lookup in tier.lookups:
             far = request.table.match_prefix(request.block_hashes.iter_hashes(request.tokens, most), most, lookup)
             if self._preemption.pays(match, far):

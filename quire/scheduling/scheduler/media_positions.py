@@ -1,9 +1,11 @@
 """Positions of tokens around images, in models whose rotary embedding tells rows and columns (M-RoPE).
 
 Tokens of texts have one position, which counts as time, row and column. An image's tokens have the time at which it
-begins, and rows and columns from there on; behind it, positions go on from its largest row or column (Wang et al.
-2024, "Qwen2-VL", section 2.1). A video is one such image for each of its slices, whose times
-differ. Images of other models, whose `columns` are 0, take as many positions as tokens.
+begins, and rows and columns from there on. A video is one such image for each of its slices, whose times differ.
+Behind either, positions go on from the largest one (Wang et al. 2024, "Qwen2-VL", section 2.1): vLLM counts like this,
+and so did the published models' own code, where transformers 5 leaves times out. Where texts tell the times of slices
+(Qwen3-VL), each slice is an image of its own. Images of other models, whose `columns` are 0, take as many positions as
+tokens.
 """
 
 from __future__ import annotations
@@ -14,6 +16,8 @@ import numpy as np
 
 from quire.foundation.messages.to_engine import MediaSpan, Medium
 from quire.foundation.messages.workers import MediaPiece, MediaRow
+
+_Axes = np.ndarray[tuple[int, ...], np.dtype[np.int64]]
 
 
 def shift_behind(spans: Sequence[MediaSpan]) -> int:
@@ -51,23 +55,41 @@ def _pieces(span: MediaSpan, start: int, first: int, behind: int) -> list[MediaP
 
 
 def _positions_of(medium: Medium) -> int:
-    return max(medium.rows, medium.columns) if medium.columns else medium.count
+    if not medium.columns:
+        return medium.count
+    squares, side = medium.rows * medium.columns, max(medium.rows, medium.columns)
+    if medium.places:
+        return medium.count - medium.num_vectors // squares * (squares - side)
+    return max(side, int(np.frombuffer(medium.times, np.int32)[-1]) + 1 if medium.times else 0)
 
 
-def _axes(spans: Sequence[MediaSpan], start: int, end: int) -> np.ndarray[tuple[int, ...], np.dtype[np.int64]]:
+def _axes(spans: Sequence[MediaSpan], start: int, end: int) -> _Axes:
     """Return time, row and column of each token from `start` to `end`, [3, tokens]."""
     axes = np.tile(np.arange(start, end, dtype=np.int64), (3, 1))
     shift = 0
     for span in spans:
-        axes[:, max(0, span.end - start) :] += _positions_of(span.medium) - span.medium.count
         first, behind = max(start, span.start), min(end, span.end)
         if span.medium.columns and first < behind:
-            own = np.arange(first, behind) - span.start
-            begin = span.start + shift
-            place = slice(first - start, behind - start)
-            slices, in_slice = np.divmod(own, span.medium.rows * span.medium.columns)
-            axes[0, place] = begin + (np.frombuffer(span.medium.times, np.int32)[slices] if span.medium.times else 0)
-            axes[1, place] = begin + in_slice // span.medium.columns
-            axes[2, place] = begin + own % span.medium.columns
-        shift += _positions_of(span.medium) - span.medium.count
+            own = _own_axes(span.medium)[:, first - span.start : behind - span.start]
+            axes[:, first - start : behind - start] = span.start + shift + own
+        change = _positions_of(span.medium) - span.medium.count
+        axes[:, max(0, span.end - start) :] += change
+        shift += change
+    return axes
+
+
+def _own_axes(medium: Medium) -> _Axes:
+    """Return time, row and column of each token of a medium, [3, count], from its first one on."""
+    squares, side = medium.rows * medium.columns, max(medium.rows, medium.columns)
+    vectors = np.arange(medium.num_vectors)
+    slices, in_slice = np.divmod(vectors, squares)
+    axes = np.tile(np.arange(medium.count), (3, 1))
+    if medium.places:  # texts stand between slices
+        places = np.frombuffer(medium.places, dtype=np.int32)
+        axes -= (squares - side) * np.searchsorted(places[squares - 1 :: squares], axes[0])
+        begins = axes[0, places[::squares]][slices]
+        axes[:, places] = begins, begins + in_slice // medium.columns, begins + in_slice % medium.columns
+        return axes
+    times = np.frombuffer(medium.times, np.int32)[slices] if medium.times else 0
+    axes[0], axes[1], axes[2] = times, in_slice // medium.columns, in_slice % medium.columns
     return axes

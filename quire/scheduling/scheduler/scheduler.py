@@ -20,12 +20,14 @@ from quire.foundation.messages.to_engine import Add
 from quire.foundation.messages.workers import (
     BlocksLoaded,
     BlocksRead,
+    BlocksSaved,
     BlocksStored,
     LoadBlocks,
     OrderDone,
     Plan,
     ReadBlocks,
     Result,
+    SaveBlocks,
     StoreBlocks,
 )
 from quire.pooling_params import PoolingParams
@@ -299,7 +301,7 @@ class Scheduler:
         """Whether orders to move blocks are under way."""
         return self.tier is not None and self.tier.num_orders > 0
 
-    def take_orders(self) -> list[LoadBlocks | ReadBlocks | StoreBlocks]:
+    def take_orders(self) -> list[LoadBlocks | ReadBlocks | SaveBlocks | StoreBlocks]:
         """Return orders to move blocks, which the workers are to be given behind the plans that were made."""
         return [] if self.tier is None else self.tier.take_orders()
 
@@ -313,6 +315,8 @@ class Scheduler:
                 arrived = self.tier.loaded(done)
             case BlocksRead():
                 arrived = self.tier.read(done)
+            case BlocksSaved():
+                self.tier.saved(done)
             case BlocksStored():
                 self.tier.stored(done)
         for request_id in arrived:

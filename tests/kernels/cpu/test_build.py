@@ -16,6 +16,7 @@ import threading
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -52,7 +53,7 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from quire.compute.kernels.cpu import build
-build.SOURCES = Path(sys.argv[1])
+build.SOURCES, build.STANDARD_HEADERS = Path(sys.argv[1]), ("cstdint",)
 print(build.build([sys.argv[2]], Path(sys.argv[3]), build.this_processor(), "avx2", build.FLAGS))
 """
 
@@ -64,17 +65,24 @@ def _forgotten() -> Iterator[None]:
     library.cache_clear()
 
 
-X86 = ["processor\t: 0\n", "model name\t: Swift 3\n", "flags\t\t: fpu avx2 fma\n", "power management:\n", "\n"]
+X86 = [
+    "processor\t: 0\n",
+    "vendor_id\t: Birds\n",
+    "model name\t: Swift 3\n",
+    "flags\t\t: fpu avx2 fma\n",
+    "power management:\n",
+    "\n",
+]
 ARM = ["processor\t: 0\n", "BogoMIPS\t: 50.00\n", "Features\t: fp asimd bf16\n", "CPU part\t: 0xd4f\n", "\n"]
 
 
 @pytest.mark.parametrize(
-    ("first", "model", "features"),
-    [(X86, "Swift 3", {"fpu", "avx2", "fma"}), (ARM, platform.machine(), {"fp", "asimd", "bf16"})],
+    ("first", "model", "features", "vendor"),
+    [(X86, "Swift 3", {"fpu", "avx2", "fma"}, "Birds"), (ARM, platform.machine(), {"fp", "asimd", "bf16"}, "")],
 )
-def test_a_processor_is_known_by_its_first_core(first: list[str], model: str, features: set[str]) -> None:
+def test_a_processor_is_known_by_its_first_core(first: list[str], model: str, features: set[str], vendor: str) -> None:
     lines = iter([*first, "processor\t: 1\n", "model name\t: Slow 1\n", "flags\t\t: fpu\n", "Features\t: fp\n", "\n"])
-    assert read_processor(lines) == Processor(model, frozenset(features))
+    assert read_processor(lines) == Processor(model, frozenset(features), vendor)
     assert next(lines) == "processor\t: 1\n", "more was read than is needed"
 
 
@@ -93,7 +101,7 @@ def compiler() -> str:
 
 @pytest.fixture
 def sources(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Two that are compiled at once; how the kernels' own are compiled is no different."""
+    """Two that are compiled at once, with few headers; how the kernels' own are compiled is no different."""
     if "avx2" not in this_processor().features:
         pytest.skip("not an x86")
     directory = tmp_path / "native"
@@ -101,6 +109,7 @@ def sources(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     for name in ("one", "two"):
         (directory / f"{name}.cpp").write_text(f'extern "C" int {name}() {{ return 1; }}')
     monkeypatch.setattr(building, "SOURCES", directory)
+    monkeypatch.setattr(building, "STANDARD_HEADERS", ("cstdint",))
     return directory
 
 
@@ -115,6 +124,9 @@ def test_instruction_sets_within_what_is_allowed() -> None:
     haswell = Processor("", frozenset({"avx2", "fma", "f16c"}))
     assert usable_instruction_sets(zen4, None) == ["avx512_bf16", "avx512_vnni", "avx512", "avx2"]
     assert usable_instruction_sets(zen4, "avx512") == ["avx512", "avx2"]
+    intel = replace(zen4, vendor="GenuineIntel")
+    assert usable_instruction_sets(intel, None) == ["avx512_vnni", "avx512", "avx2"]
+    assert usable_instruction_sets(intel, "avx512_bf16") == usable_instruction_sets(zen4, None)
     assert usable_instruction_sets(haswell, None) == usable_instruction_sets(haswell, "avx512") == ["avx2"]
     with pytest.raises(BuildError, match="AVX2"):
         usable_instruction_sets(Processor("aarch64", frozenset()), None)

@@ -65,3 +65,52 @@ def test_nothing_of_the_padding_reaches_a_product(instructions: str) -> None:
     assert (y[:, :70] == 33).all()
     assert (y[:, 70:] == -1).all()
     assert library() is weight.library
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize(("outputs", "columns"), [*SHAPES, (64, 256), (70, 257), (384, 1536)])
+@torch.inference_mode()
+def test_rounded_is_as_near_as_packed(dtype: torch.dtype, outputs: int, columns: int) -> None:
+    """Also where a row has a few large values, in one stretch of columns."""
+    weight, bias = normal(outputs, columns, dtype=dtype, seed=0), normal(outputs, dtype=dtype, seed=1)
+    own, other = packed.pack_rounded(weight.clone()), packed.pack_linear(weight.clone())
+    for rows in ROWS[1:]:
+        x = normal(rows, columns + 3, dtype=torch.float32, seed=2)
+        x[:, 0] *= 30
+        x = x.to(dtype)[:, :columns]
+        for b in (None, bias):
+            expected = plain.linear(x.double(), weight.double(), None if b is None else b.double())
+            found, near = (packed.linear(x, each, b).double() - expected for each in (own, other))
+            assert found.norm() <= 1.5 * near.norm() + 1e-3 * expected.norm()
+            assert found.abs().max() <= 1e-2 * expected.abs().max()
+
+
+@torch.inference_mode()
+def test_no_sum_of_rounded_products_overflows() -> None:
+    """All products of a row are as large as they may be, and of one sign, with one large weight or none."""
+    weight = torch.ones(70, 600, dtype=torch.bfloat16)
+    weight[3:6, 7], weight[6:9] = 200, -1
+    x = torch.ones(9, 600, dtype=torch.bfloat16)
+    x[1::2] = -8
+    found = packed.linear(x, packed.pack_rounded(weight.clone()), None).double()
+    torch.testing.assert_close(found, x.double() @ weight.double().T, rtol=1e-2, atol=0)
+
+
+@torch.inference_mode()
+def test_what_is_not_finite_stays_in_its_row() -> None:
+    weight = normal(64, 300, dtype=torch.bfloat16, seed=0)
+    x = normal(7, 300, dtype=torch.bfloat16, seed=1)
+    x[2, 280], x[4, 3] = float("nan"), float("inf")
+    found = packed.linear(x, packed.pack_rounded(weight), None)
+    assert found.isfinite().all(1).tolist() == [True, True, False, True, False, True, True]
+
+
+@pytest.mark.parametrize("outputs", [256, 128, 100])
+@torch.inference_mode()
+def test_gate_of_the_rounded_product(outputs: int) -> None:
+    weight, bias = normal(outputs, 300, dtype=torch.bfloat16, seed=0), normal(outputs, dtype=torch.bfloat16, seed=1)
+    own, x = packed.pack_rounded(weight.clone()), normal(13, 300, dtype=torch.bfloat16, seed=2)
+    out, expected = (torch.empty(13, outputs // 2, dtype=t) for t in (torch.bfloat16, torch.float32))
+    packed.linear_silu_and_mul(x, own, bias, out)
+    plain.linear_silu_and_mul(x.float(), weight.float(), bias.float(), expected)
+    assert (out - expected).norm() <= 1e-2 * expected.norm()

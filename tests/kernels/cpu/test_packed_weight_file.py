@@ -219,7 +219,7 @@ def test_the_least_recently_used_files_make_room(path: Path, kernels: Library) -
     assert left == {"one.packed", "a.packed", "held.packed.partial"}
 
 
-def test_of_several_processes_one_packs(path: Path, kernels: Library) -> None:
+def test_of_two_processes_one_packs(path: Path, kernels: Library) -> None:
     """They start together; all have the weights, and what each packed adds up to one start's."""
     program = (
         "import sys; from pathlib import Path; sys.path.insert(0, sys.argv[1]); "
@@ -228,6 +228,6 @@ def test_of_several_processes_one_packs(path: Path, kernels: Library) -> None:
         "start = Start(Path(sys.argv[2]), library()); print(len(start.packed), start.is_right())"
     )
     command = [sys.executable, "-c", program, str(ROOT), str(path)]
-    processes = [subprocess.Popen(command, stdout=subprocess.PIPE, text=True) for _ in range(3)]
+    processes = [subprocess.Popen(command, stdout=subprocess.PIPE, text=True) for _ in range(2)]
     said = sorted(process.communicate()[0].split() for process in processes)
-    assert said == [["0", "True"], ["0", "True"], ["4", "True"]]
+    assert said == [["0", "True"], ["4", "True"]]

@@ -22,9 +22,9 @@ from quire.compute.kernels.reference import gguf_blocks as reference
 from quire.compute.kernels.reference.gguf_blocks import BlockWeight, unpack
 
 _NUMBERS = {form.name: number for number, form in TYPES.items()}
-_OWN_NUMBERS = {"W4": 256, "W8": 257, "F8": 258, "I8": 259, "M4": 260}
-"""Numbers of the types of grouped_linear.py, scaled_linear.py and codebook_linear.py, which no file has."""
-OWN_PANELS = {"F8": 64, "I8": 32}
+_OWN_NUMBERS = {"W4": 256, "W8": 257, "F8": 258, "I8": 259, "M4": 260, "I16": 261}
+"""Numbers of the types of grouped_linear.py, scaled_linear.py, codebook_linear.py and linear.py, which no file has."""
+OWN_PANELS = {"F8": 64, "I8": 32, "I16": 64}
 """Outputs of a panel, for types whose panels differ from PANEL."""
 CODES_AT_ONCE = 1 << 21
 """Codes that are packed at a time, so that they stay in the processor's cache."""

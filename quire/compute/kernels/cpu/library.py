@@ -118,6 +118,8 @@ class Library:
     Attributes:
         name: A name that differs for other sources, flags, compilers and processors.
         multiplies_bytes: Whether int8 products take rows of 8 bits (scaled_linear.py).
+        widens_bf16: Whether products of bf16 are products of floats, which take twice as long as those of 16-bit
+            integers.
 
     Raises:
         OSError: The file is not the library.
@@ -140,6 +142,7 @@ class Library:
         self.set_threads(threads)
         self._take_fault = loaded.quire_take_fault
         self.multiplies_bytes = bool(loaded.quire_multiplies_bytes())
+        self.widens_bf16 = bool(loaded.quire_widens_bf16())
 
     def __call__(self, name: str, dtype: torch.dtype | None, *arguments: Tensor | float | None) -> None:
         """Run a kernel, which is given the address of each tensor's first element."""

@@ -22,7 +22,7 @@ from quire.compute.kernels.cpu.library import library
 from quire.compute.kernels.reference import linear as reference
 from quire.compute.kernels.reference.gguf_blocks import BlockWeight
 from quire.compute.kernels.reference.linear import ScaledWeight
-from quire.compute.kernels.reference.quantized_rows import Rows
+from quire.compute.kernels.reference.quantized_rows import NormedRows
 
 QUAD = 4
 """Columns that one instruction multiplies."""
@@ -50,7 +50,7 @@ def pack_scaled(weight: ScaledWeight) -> ScaledWeight | BlockWeight:
     return pack_integers(weight.codes.view(torch.uint8) ^ SIGN, weight.scales, None, 8, columns)
 
 
-def scaled_linear(x: Rows, weight: ScaledWeight | BlockWeight, bias: Tensor | None) -> Tensor:
+def scaled_linear(x: NormedRows, weight: ScaledWeight | BlockWeight, bias: Tensor | None) -> Tensor:
     if isinstance(weight, ScaledWeight):
         return reference.scaled_linear(x, weight, bias)
     y = x.new_empty((x.shape[0], weight.rows))
@@ -58,7 +58,9 @@ def scaled_linear(x: Rows, weight: ScaledWeight | BlockWeight, bias: Tensor | No
     return y
 
 
-def scaled_linear_silu_and_mul(x: Rows, weight: ScaledWeight | BlockWeight, bias: Tensor | None, out: Tensor) -> None:
+def scaled_linear_silu_and_mul(
+    x: NormedRows, weight: ScaledWeight | BlockWeight, bias: Tensor | None, out: Tensor
+) -> None:
     if isinstance(weight, ScaledWeight):
         reference.scaled_linear_silu_and_mul(x, weight, bias, out)
     else:
@@ -89,5 +91,5 @@ def _by_panel(rows: Tensor, panel: int) -> Tensor:
     return padded.view(-1, panel, rows.shape[1]).transpose(1, 2).reshape(-1, rows.shape[1] * panel)
 
 
-def _dense(x: Rows) -> Tensor:
+def _dense(x: NormedRows) -> Tensor:
     return x if isinstance(x, Tensor) else x.codes.float() * x.scales

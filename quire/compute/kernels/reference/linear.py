@@ -16,7 +16,7 @@ from torch import Tensor
 
 from quire.compute.gguf.tensor_types import NONLINEAR
 from quire.compute.kernels.reference.activation import silu_and_mul
-from quire.compute.kernels.reference.quantized_rows import QuantizedRows, Rows, quantize_rows
+from quire.compute.kernels.reference.quantized_rows import NormedRows, QuantizedRows, quantize_rows
 
 RUN = 16
 """Neighbouring columns whose codes are the low four bits of a byte each; the high bits are those of the next RUN."""
@@ -44,6 +44,14 @@ _ROWS_AT_ONCE = 1024
 
 def pack_linear(weight: Tensor) -> Tensor:
     """Return the weight [rows, columns] as `linear` takes it; here unchanged."""
+    return weight
+
+
+def pack_rounded(weight: Tensor) -> Tensor:
+    """Return the weight [rows, columns] as `linear` takes it, for many rows at a time; here unchanged.
+
+    A version may round weights, and the rows that they are multiplied with, to 16-bit integers with scales.
+    """
     return weight
 
 
@@ -261,7 +269,7 @@ def pack_scaled(weight: ScaledWeight) -> ScaledWeight:
     return weight
 
 
-def scaled_linear(x: Rows, weight: ScaledWeight, bias: Tensor | None) -> Tensor:
+def scaled_linear(x: NormedRows, weight: ScaledWeight, bias: Tensor | None) -> Tensor:
     """Return x Wᵀ + bias in x's dtype; x is quantized in groups of as many columns as share a scale of W.
 
     A version may leave x dense where that is no slower.
@@ -280,6 +288,6 @@ def scaled_linear(x: Rows, weight: ScaledWeight, bias: Tensor | None) -> Tensor:
     return y if bias is None else y + bias
 
 
-def scaled_linear_silu_and_mul(x: Rows, weight: ScaledWeight, bias: Tensor | None, out: Tensor) -> None:
+def scaled_linear_silu_and_mul(x: NormedRows, weight: ScaledWeight, bias: Tensor | None, out: Tensor) -> None:
     """Write silu of the first half of the outputs of `scaled_linear` times the second half to out."""
     silu_and_mul(scaled_linear(x, weight, bias), out)

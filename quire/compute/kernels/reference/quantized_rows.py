@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import NamedTuple, TypeAlias
 
 import torch
@@ -37,8 +38,47 @@ class QuantizedRows(NamedTuple):
         return torch.empty(shape, dtype=self.dtype, device=self.codes.device)
 
 
-Rows: TypeAlias = "Tensor | QuantizedRows"  # as text: compiler processes have no torch
+class UnnormedRow:
+    """A row whose norm is left to the product that reads it, and the sum before that norm.
+
+    The first product that reads it makes `stream` and `normed`, in a kernel of its own or after the usual one.
+
+    Args:
+        x: [1, columns], what is normed.
+        delta: [1, columns], what is added to x first; None: nothing is.
+        weight: [columns], the norm's.
+        eps: Added to the mean square.
+
+    Attributes:
+        stream: [1, columns], x + delta, once the row is read.
+        normed: [1, columns], the norm of x + delta, once the row is read.
+    """
+
+    def __init__(self, x: Tensor, delta: Tensor | None, weight: Tensor, eps: float) -> None:
+        self.x, self.delta, self.weight, self.eps = x, delta, weight, eps
+        self.stream = x
+        self.normed: Tensor | None = None
+
+    @property
+    def shape(self) -> torch.Size:
+        return self.x.shape
+
+    def new_empty(self, shape: tuple[int, ...]) -> Tensor:
+        """Allocate a dense tensor of the row's dtype and device."""
+        return self.x.new_empty(shape)
+
+    def dense(self, norm: Callable[..., None] = rms_norm) -> Tensor:
+        """Return the norm; if no product has made it, `norm` does, the op `rms_norm`, and adds delta to x in place."""
+        if self.normed is None:
+            self.normed = torch.empty_like(self.x)
+            norm(self.x, self.weight, self.eps, self.normed, self.delta)
+        return self.normed
+
+
+NormedRows: TypeAlias = "Tensor | QuantizedRows"  # as text: compiler processes have no torch
 """An operand [rows, columns] of a product."""
+Rows: TypeAlias = "NormedRows | UnnormedRow"
+"""What a layer reads, [rows, columns]."""
 
 
 def quantize_rows(x: Tensor, dtype: torch.dtype, group: int) -> tuple[Tensor, Tensor]:

@@ -86,17 +86,17 @@ def test_wide_heads(heads: int, kv_heads: int, d: int, dtype: torch.dtype, devic
     check([(400, 9)], heads=heads, kv_heads=kv_heads, d=d, device=device, dtype=dtype, cap=0.5)
 
 
-@pytest.mark.parametrize("parts", [1, 9])
+@pytest.mark.parametrize("parts", [1, 3])
 @pytest.mark.parametrize("window", [None, 140])
 def test_scores_fall_with_the_distance(window: int | None, parts: int, device: str) -> None:
-    rows = [(300, 7), (0, 5), (383, 1)]
+    rows = [(300, 7), (0, 5)]
     check(rows, heads=6, kv_heads=2, d=16, device=device, window=window, parts=parts, slopes=True)
 
 
-@pytest.mark.parametrize("parts", [1, 9])
+@pytest.mark.parametrize("parts", [1, 3])
 @pytest.mark.parametrize(("window", "chunk"), [(None, None), (140, None), (None, 96)])
 def test_sinks_count_once(window: int | None, chunk: int | None, parts: int, device: str) -> None:
-    rows = [(300, 7), (0, 5), (383, 1)]
+    rows = [(300, 7), (0, 5)]
     check(rows, heads=6, kv_heads=2, d=16, device=device, window=window, chunk=chunk, parts=parts, sinks=True)
 
 

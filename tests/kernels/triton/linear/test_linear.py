@@ -11,8 +11,9 @@ from torch import Tensor
 
 from quire.compute.kernels.dispatch import kernel
 from quire.compute.kernels.reference.linear import linear as reference
+from quire.compute.kernels.reference.quantized_rows import UnnormedRow
 from quire.compute.kernels.triton.linear.gemm import GemmConfig
-from quire.compute.kernels.triton.linear.gemv import GemvConfig
+from quire.compute.kernels.triton.linear.gemv import GemvConfig, normed_gemv
 from quire.compute.kernels.triton.linear.linear import (
     MAX_ROWS,
     LinearConfig,
@@ -72,6 +73,38 @@ def test_one_row(config: GemvConfig, gate: bool, biased: bool, dtype: torch.dtyp
         y = poisoned(1, outputs // 2 if gate else outputs, x)
         linear_with_config(x, w, bias if biased else None, y, config, gate=gate, overlap=False)
         close(y, exact(x, w, bias if biased else None, gate))
+
+
+@pytest.mark.parametrize("wide_weight", [False, True])
+@pytest.mark.parametrize(("gate", "biased", "added"), [(False, True, True), (True, False, True), (False, False, False)])
+def test_a_row_is_normed_within_its_product(
+    gate: bool, biased: bool, added: bool, wide_weight: bool, device: str
+) -> None:
+    for outputs, columns in ((6, 48), (26, 144)):
+        x, w, bias = random(1, outputs, columns, torch.bfloat16, device)
+        delta, norm = (3 * each for each in random(2, 1, columns, torch.bfloat16, device)[0].split(1))
+        norm = norm[0].float() if wide_weight else norm[0]
+        row = UnnormedRow(x.clone(), delta if added else None, norm, 1e-5)
+        y = poisoned(1, outputs // 2 if gate else outputs, x)
+        normed_gemv(row, w, bias if biased else None, y, FEW_ROWS[1], gate, False)
+        total = (x.double() + delta.double()).to(x.dtype) if added else x
+        exactly = F.rms_norm(total.double(), (columns,), norm.double(), 1e-5)
+        close(y, exact(exactly, w, bias if biased else None, gate))
+        assert row.normed is not None
+        close(row.normed, exactly)
+        torch.testing.assert_close(row.stream, total, rtol=1e-2, atol=1e-2)  # the interpreter rounds towards zero
+        assert torch.equal(row.x, x)  # all programs read it
+
+
+def test_who_reads_a_row_next_finds_its_norm(device: str) -> None:
+    x, w, _ = random(1, 16, 48, torch.bfloat16, device)
+    row = UnnormedRow(x.clone(), x.clone(), torch.ones(48, dtype=x.dtype, device=device), 1e-5)
+    stack, normed = torch.cat([w, w]), F.rms_norm(2 * x.double(), (48,), eps=1e-5)
+    for _ in range(2):
+        close(kernel("linear", "cuda")(row, w, None), exact(normed, w, None, False))
+        linear_silu_and_mul(row, stack, None, out := poisoned(1, 16, x))
+        close(out, exact(normed, stack, None, True))
+        torch.testing.assert_close(row.stream, 2 * x)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])

@@ -64,6 +64,7 @@ constexpr Form kForms[] = {
 
 constexpr int64_t kFloat8 = 258;  // no integers: see float8.h
 constexpr int64_t kInt8 = 259;    // with rows of 8 bits: see int8.h
+constexpr int64_t kInt16 = 261;   // with rows of 16 bits: see int16.h
 
 constexpr const Form& form_of(int64_t type) {
     const Form* found = kForms;

@@ -13,6 +13,7 @@
 #include "block_rows.h"
 #include "calls.h"
 #include "float8.h"
+#include "int16.h"
 #include "int8.h"
 
 namespace quire {
@@ -296,6 +297,10 @@ void block_linear(const T* x, int64_t xs, int64_t rows, const uint8_t* packed, i
     }
     if (type.number == kInt8) {
         int8_linear(x, xs, rows, packed, outputs, columns, Gated, bias, y, ys);
+        return;
+    }
+    if (type.number == kInt16) {
+        int16_linear(x, xs, rows, packed, outputs, columns, Gated, bias, y, ys);
         return;
     }
     Multiply multiply = multiply_of(type.number);

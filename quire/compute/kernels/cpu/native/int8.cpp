@@ -11,6 +11,14 @@
 #include "integers.h"
 #include "pool.h"
 
+extern "C" int quire_widens_bf16() {
+#if defined(__AVX512BF16__)
+    return 0;
+#else
+    return 1;
+#endif
+}
+
 extern "C" int quire_multiplies_bytes() {
 #if defined(__AVX512VNNI__)
     return 1;

@@ -15,8 +15,9 @@ import triton.language as tl
 from torch import Tensor
 
 from quire.compute.kernels.reference.linear import ScaledWeight
+from quire.compute.kernels.reference.quantized_rows import UnnormedRow
 from quire.compute.kernels.triton.launching.dependent_launch import release_dependents, wait_for_inputs
-from quire.compute.kernels.triton.launching.launch import cdiv, fast_launch
+from quire.compute.kernels.triton.launching.launch import cdiv, fast_launch, next_power_of_2
 from quire.compute.kernels.triton.linear.inner_loops import gated, gemv_loop, weight_rows
 
 _MAX_COLUMNS = 2**17
@@ -49,6 +50,25 @@ def gemv(
         COLUMNS=values.shape[1], SCALE_ROWS=block[0], SCALE_COLUMNS=block[1],
         GROUPS=0 if scales is None else scales.shape[1], BLOCK_N=config.block_n, BLOCK_K=config.block_k, GATED=gate,
         BIASED=bias is not None, OVERLAP=overlap, num_warps=config.warps, launch_pdl=overlap,
+    )  # fmt: skip
+
+
+def normed_gemv(
+    row: UnnormedRow, w: Tensor, bias: Tensor | None, y: Tensor, config: GemvConfig, gate: bool, overlap: bool
+) -> None:
+    """Write the norm of a row times Wᵀ, plus bias, to y, or silu of its first half times the second if `gate`; and make
+    the row's stream and norm, of which each program writes a part.
+
+    The norm that is multiplied is not rounded. The columns of x and of y [1, outputs] lie side by side.
+    """
+    outputs, columns = y.shape[1], w.shape[1]
+    programs = cdiv(outputs, config.block_n // 2 if gate else config.block_n)
+    row.normed = torch.empty_like(row.x)
+    row.stream = row.x if row.delta is None else torch.empty_like(row.x)
+    _normed_gemv_kernel[(programs,)](
+        row.x, row.delta, row.weight, w, w if bias is None else bias, row.stream, row.normed, y, outputs, row.eps,
+        COLUMNS=columns, BLOCK_N=config.block_n, BLOCK_K=config.block_k, GATED=gate, BIASED=bias is not None,
+        OWN=next_power_of_2(cdiv(columns, programs)), OVERLAP=overlap, num_warps=config.warps, launch_pdl=overlap,
     )  # fmt: skip
 
 
@@ -108,6 +128,58 @@ def _gemv_kernel(
         own = scales + rows // SCALE_ROWS * GROUPS
         values = tl.sum(gemv_loop(sums, x, w, rows, COLUMNS, BLOCK_K, OVERLAP, own, SCALE_COLUMNS), 1)
     _store_outputs(values, bias, y, rows, begin, outputs, BLOCK_N, GATED, BIASED)
+
+
+@fast_launch
+@triton.jit
+def _normed_gemv_kernel(
+    x, delta, weight, w, bias, stream, normed, y, outputs, eps, COLUMNS: tl.constexpr, BLOCK_N: tl.constexpr,
+    BLOCK_K: tl.constexpr, GATED: tl.constexpr, BIASED: tl.constexpr, OWN: tl.constexpr, OVERLAP: tl.constexpr,
+):  # fmt: skip
+    """Add up products and squares in one pass: what a row is divided by is a factor of the sums."""
+    release_dependents(OVERLAP)
+    begin = tl.program_id(0) * (BLOCK_N // 2 if GATED else BLOCK_N)
+    rows = weight_rows(begin, outputs, BLOCK_N, GATED)
+    k = tl.arange(0, BLOCK_K)
+    pointers = w + rows[:, None] * COLUMNS + k[None, :]
+    ahead = tl.load(pointers, (k < COLUMNS)[None, :], 0.0, eviction_policy="evict_first")
+    factors = tl.load(weight + k, k < COLUMNS, 0.0)
+    wait_for_inputs(OVERLAP)
+    sums = tl.zeros((BLOCK_N, BLOCK_K), tl.float32)
+    squares = tl.zeros((BLOCK_K,), tl.float32)
+    for first in tl.static_range(0, COLUMNS, BLOCK_K):
+        part = ahead
+        own = factors
+        if first + BLOCK_K < COLUMNS:
+            pointers += BLOCK_K
+            inside = first + BLOCK_K + k < COLUMNS
+            ahead = tl.load(pointers, inside[None, :], 0.0, eviction_policy="evict_first")
+            factors = tl.load(weight + first + BLOCK_K + k, inside, 0.0)
+        values = _stream(x, delta, first + k, COLUMNS).to(tl.float32)
+        squares += values * values
+        sums += part.to(tl.float32) * (values * own.to(tl.float32))[None, :]
+    scale = tl.rsqrt(tl.sum(squares, 0) / COLUMNS + eps)
+    _store_outputs(tl.sum(sums, 1) * scale, bias, y, rows, begin, outputs, BLOCK_N, GATED, BIASED)
+    column = tl.program_id(0) * OWN + tl.arange(0, OWN)
+    inside = column < COLUMNS
+    values = _stream(x, delta, column, COLUMNS)
+    if delta is not None:
+        tl.store(stream + column, values, inside)
+    own = tl.load(weight + column, inside, 0.0)
+    made = values.to(tl.float32) * scale
+    if own.dtype == values.dtype:
+        made = made.to(values.dtype).to(tl.float32)
+    tl.store(normed + column, (made * own.to(tl.float32)).to(values.dtype), inside)
+
+
+@triton.jit
+def _stream(x, delta, column, COLUMNS: tl.constexpr):
+    """Return x plus delta, rounded, in these columns; 0 behind the last one."""
+    values = tl.load(x + column, column < COLUMNS, 0.0)
+    if delta is not None:
+        more = tl.load(delta + column, column < COLUMNS, 0.0)
+        values = (values.to(tl.float32) + more.to(tl.float32)).to(values.dtype)
+    return values
 
 
 @fast_launch

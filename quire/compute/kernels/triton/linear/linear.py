@@ -13,13 +13,16 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from quire.compute.kernels.reference.quantized_rows import UnnormedRow
 from quire.compute.kernels.triton.activation import silu_and_mul
 from quire.compute.kernels.triton.launching.dependent_launch import can_overlap
 from quire.compute.kernels.triton.launching.device_properties import is_sm_90
+from quire.compute.kernels.triton.launching.launch import next_power_of_2
 from quire.compute.kernels.triton.linear.gated import gated_gemm, supports_gated_gemm
 from quire.compute.kernels.triton.linear.gemm import GemmConfig, gemm
-from quire.compute.kernels.triton.linear.gemv import GemvConfig, gemv
+from quire.compute.kernels.triton.linear.gemv import GemvConfig, gemv, normed_gemv
 from quire.compute.kernels.triton.linear.tuned_configs import TunedConfigs, read_configs
+from quire.compute.kernels.triton.norm import rms_norm
 
 LinearConfig = GemvConfig | GemmConfig | None
 """The kernel that multiplies, and how its work is divided into programs; None is cuBLAS."""
@@ -33,20 +36,30 @@ MANY_ROWS = 1024
 One kernel is 5 to 9 % faster than cuBLAS and a kernel for the gate, as tuning/h200/tune_gated.py measured. With fewer
 rows it is not faster, and launching it, with three descriptors for the copy engine, takes the host 70 µs.
 """
-LARGE_WEIGHT = (28_672, 4_096)
-"""Outputs and columns of the smallest weight for which the kernel for gated products was measured."""
+MUCH_WORK = 5e10
+"""Rows times outputs times columns from which the kernel for gated products was measured to be the faster way."""
+NORMED = GemvConfig(4, 1024, 4)
+"""How products of a row that they norm are divided, measured on an NVIDIA H200."""
+FEW_OUTPUTS = 512
+"""The most outputs of a product, such as a router's, of which each is a program's that norms its row."""
 
 
 def pack_linear(weight: Tensor) -> Tensor:
     return weight
 
 
-def linear(x: Tensor, packed: Tensor, bias: Tensor | None, *, waits_late: bool = False) -> Tensor:
+def linear(x: Tensor | UnnormedRow, packed: Tensor, bias: Tensor | None, *, waits_late: bool = False) -> Tensor:
     """Implement reference/linear.py's `linear`; with `waits_late`, it runs while the kernel launched last still runs.
 
     That kernel must release its dependents only after it has waited for x, and must write nothing that this product
-    reads.
+    reads. The norm of an UnnormedRow is computed here, in the same kernel if there is one.
     """
+    if isinstance(x, UnnormedRow):
+        if (own := _config_with_norm(x, packed, gate=False)) is not None:
+            y = x.new_empty((1, packed.shape[0]))
+            normed_gemv(x, packed, bias, y, own, gate=False, overlap=can_overlap(y.device))
+            return y
+        x = x.dense(rms_norm)
     config = config_for(x, packed, gate=False)
     if config is None:
         return F.linear(x, packed, bias)
@@ -56,10 +69,15 @@ def linear(x: Tensor, packed: Tensor, bias: Tensor | None, *, waits_late: bool =
     return y
 
 
-def linear_silu_and_mul(x: Tensor, packed: Tensor, bias: Tensor | None, out: Tensor) -> None:
+def linear_silu_and_mul(x: Tensor | UnnormedRow, packed: Tensor, bias: Tensor | None, out: Tensor) -> None:
     """Implement reference/linear.py's op; with few rows, and with many, a single kernel applies the gate to sums in
-    fp32."""
-    overlap = can_overlap(x.device)
+    fp32. The norm of an UnnormedRow is computed here."""
+    overlap = can_overlap(out.device)
+    if isinstance(x, UnnormedRow):
+        if (own := _config_with_norm(x, packed, gate=True)) is not None:
+            normed_gemv(x, packed, bias, out, own, gate=True, overlap=overlap)
+            return
+        x = x.dense(rms_norm)
     if (
         bias is None
         and prefers_gated_gemm(x.shape[0], *packed.shape)
@@ -73,9 +91,18 @@ def linear_silu_and_mul(x: Tensor, packed: Tensor, bias: Tensor | None, out: Ten
         silu_and_mul(linear(x, packed, bias), out)
 
 
+def _config_with_norm(row: UnnormedRow, w: Tensor, gate: bool) -> GemvConfig | None:
+    """Return the config of the kernel that norms and multiplies a row; None: its norm takes a kernel of its own, or is
+    there already."""
+    if row.normed is not None or not isinstance(config_for(row.x, w, gate), GemvConfig):
+        return None
+    outputs, columns = w.shape
+    return NORMED if outputs > FEW_OUTPUTS else GemvConfig(1, min(4096, next_power_of_2(columns)), 8)
+
+
 def prefers_gated_gemm(rows: int, outputs: int, columns: int) -> bool:
     """Whether the kernel for gated products of many rows is the fastest, for a weight [outputs, columns]."""
-    return rows >= MANY_ROWS and outputs >= LARGE_WEIGHT[0] and columns >= LARGE_WEIGHT[1]
+    return rows >= MANY_ROWS and rows * outputs * columns >= MUCH_WORK
 
 
 def linear_with_config(

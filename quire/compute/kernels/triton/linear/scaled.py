@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from quire.compute.kernels.reference.linear import ScaledWeight
-from quire.compute.kernels.reference.quantized_rows import QuantizedRows, Rows
+from quire.compute.kernels.reference.quantized_rows import NormedRows, QuantizedRows
 from quire.compute.kernels.triton.activation import silu_and_mul
 from quire.compute.kernels.triton.launching.dependent_launch import can_overlap
 from quire.compute.kernels.triton.launching.device_properties import is_sm_90, program_memory
@@ -32,7 +32,7 @@ With fewer, the library's product and a kernel for the gate are faster. Llama-3.
 """
 
 
-def scaled_linear(x: Rows, weight: ScaledWeight, bias: Tensor | None) -> Tensor:
+def scaled_linear(x: NormedRows, weight: ScaledWeight, bias: Tensor | None) -> Tensor:
     config = _config_for(x, weight, gate=False)
     if config is None:
         return _library_product(x, weight, bias)
@@ -41,7 +41,7 @@ def scaled_linear(x: Rows, weight: ScaledWeight, bias: Tensor | None) -> Tensor:
     return y
 
 
-def scaled_linear_silu_and_mul(x: Rows, weight: ScaledWeight, bias: Tensor | None, out: Tensor) -> None:
+def scaled_linear_silu_and_mul(x: NormedRows, weight: ScaledWeight, bias: Tensor | None, out: Tensor) -> None:
     """Implement reference/linear.py's op; in most cases one kernel follows the kernel that quantizes x."""
     config = _config_for(x, weight, gate=True)
     if config is None and bias is None and _suits_gated_gemm(x, weight, out):
@@ -53,7 +53,7 @@ def scaled_linear_silu_and_mul(x: Rows, weight: ScaledWeight, bias: Tensor | Non
         _multiply(x, weight, bias, out, config, gate=True)
 
 
-def _config_for(x: Rows, weight: ScaledWeight, gate: bool) -> GemvConfig | GemmConfig | None:
+def _config_for(x: NormedRows, weight: ScaledWeight, gate: bool) -> GemvConfig | GemmConfig | None:
     """Return the config of the kernel for x and the weight; None: the library's product."""
     rows = x.shape[0]
     if weight.codes.dtype == torch.int8:
@@ -102,7 +102,7 @@ def fitting(config: GemmConfig, memory: int) -> GemmConfig:
     return config if config.stages * stage <= memory else replace(config, stages=memory // stage)
 
 
-def _suits_library(x: Rows, weight: ScaledWeight) -> bool:
+def _suits_library(x: NormedRows, weight: ScaledWeight) -> bool:
     """Whether torch's product of fp8 rows with scales takes x and the weight."""
     outputs, columns = weight.codes.shape
     return (
@@ -121,7 +121,7 @@ def _library_writes(dtype: torch.dtype, device: torch.device) -> bool:
     return dtype == torch.bfloat16 or (dtype == torch.float16 and version >= (12, 9) and is_sm_90(device))
 
 
-def _suits_gated_gemm(x: Rows, weight: ScaledWeight, out: Tensor) -> bool:
+def _suits_gated_gemm(x: NormedRows, weight: ScaledWeight, out: Tensor) -> bool:
     """Whether there are so many tiles that the kernel for gated products of many rows is the fastest."""
     codes = x.codes if isinstance(x, QuantizedRows) else weight.codes  # rows are as far apart in both
     return (
@@ -131,14 +131,14 @@ def _suits_gated_gemm(x: Rows, weight: ScaledWeight, out: Tensor) -> bool:
     )
 
 
-def _codes(x: Rows, weight: ScaledWeight) -> tuple[Tensor, Tensor]:
+def _codes(x: NormedRows, weight: ScaledWeight) -> tuple[Tensor, Tensor]:
     """Return the codes and scales of x, as `gemm` takes them; dense rows are quantized."""
     if isinstance(x, QuantizedRows):
         return x.codes, x.scales
     return quantize_rows(x if x.stride(1) == 1 else x.contiguous(), weight.codes.dtype, weight.block[1])
 
 
-def _library_product(x: Rows, weight: ScaledWeight, bias: Tensor | None) -> Tensor:
+def _library_product(x: NormedRows, weight: ScaledWeight, bias: Tensor | None) -> Tensor:
     codes, scales = _codes(x, weight)
     return torch._scaled_mm(
         codes, weight.codes.T, scales, weight.scales.T, bias=bias, out_dtype=x.dtype, use_fast_accum=True
@@ -146,7 +146,7 @@ def _library_product(x: Rows, weight: ScaledWeight, bias: Tensor | None) -> Tens
 
 
 def _multiply(
-    x: Rows, weight: ScaledWeight, bias: Tensor | None, y: Tensor, config: GemvConfig | GemmConfig, gate: bool
+    x: NormedRows, weight: ScaledWeight, bias: Tensor | None, y: Tensor, config: GemvConfig | GemmConfig, gate: bool
 ) -> None:
     if not x.shape[0]:
         return
