@@ -11,7 +11,7 @@ import pytest
 
 from tests.e2e.serve import QuireServe
 from tests.media.checkpoints import file_of, make_llava, picture
-from tests.page.visitor import Visitor
+from tests.page.visitor import Visitor, faults_of_all_looks
 
 pytestmark = pytest.mark.long("operations")
 PNG = file_of(picture(seed=1))
@@ -40,7 +40,7 @@ def bring(visitor: Visitor, how: str, content: bytes = PNG, name: str = "fox.png
 
 def test_images_are_shown_sent_and_kept(browser: Any, seeing: QuireServe, tmp_path: Path) -> None:
     (tmp_path / "fox.png").write_bytes(PNG)
-    with Visitor(browser, seeing, key="") as visitor:
+    with Visitor(browser, seeing, key="", bypass_csp=True) as visitor:
         page = visitor.page
         visitor.wait_for("!document.querySelector('#attach').hidden")
         page.fill("[name=max_tokens]", "5")
@@ -71,6 +71,10 @@ def test_images_are_shown_sent_and_kept(browser: Any, seeing: QuireServe, tmp_pa
         visitor.wait_for("document.querySelector('#send').textContent === 'Send'")
         content = again.value.post_data_json["messages"][0]["content"]
         assert content == [first, second, {"type": "text", "text": "And now?"}]
+        bring(visitor, "paste")
+        visitor.wait_for(f"{ATTACHED} === 1")
+        page.click("#close-settings")
+        assert faults_of_all_looks(page) == []
 
 
 def test_a_model_that_reads_text_alone_says_so(visitor: Visitor) -> None:

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+import pytest
 import torch
 from safetensors.torch import save_file
 
@@ -121,6 +122,29 @@ class Visitor:
         if kind is None:
             assert self._elsewhere == []
             assert self._wrong == []
+
+
+DESKTOP, PHONE = (1440, 900), (390, 844)
+LOOKS = [(scheme, size) for scheme in ("light", "dark") for size in (DESKTOP, PHONE)]
+
+
+def faults(page: Any) -> list[tuple[str, str, str]]:
+    """What axe finds, and whether something is wider than the window. Its page's context has `bypass_csp`."""
+    axe = pytest.importorskip("axe_playwright_python.sync_playwright", reason="axe-playwright-python is not installed")
+    violations = axe.Axe().run(page, options={"resultTypes": ["violations"]}).response["violations"]
+    found = [(one["impact"], one["id"], one["nodes"][0]["html"]) for one in violations]
+    fits = page.evaluate("document.documentElement.scrollWidth <= innerWidth")
+    return found if fits else [*found, ("serious", "width", "")]
+
+
+def faults_of_all_looks(page: Any) -> list[tuple[str, str, str]]:
+    """`faults`, light and dark, on a desktop and on a phone."""
+    found = []
+    for scheme, (width, height) in LOOKS:
+        page.emulate_media(color_scheme=scheme)
+        page.set_viewport_size({"width": width, "height": height})
+        found += faults(page)
+    return found
 
 
 def counts(server: QuireServe) -> dict[str, int]:
