@@ -10,7 +10,6 @@ from torch import Tensor
 
 from quire.compute.collectives.delta import Delta, total_of
 from quire.compute.kernels.dispatch import kernel
-from quire.compute.kernels.reference.experts import UnroutedRow
 from quire.compute.kernels.reference.quantized_rows import Rows, UnnormedRow
 from quire.compute.kernels.routing import Routing
 from quire.compute.mesh import Span
@@ -82,7 +81,6 @@ class Router:
         correction: What scores are corrected by, if the routing says so.
         own: The experts that this rank computes; None: all.
         factors: The factors of experts' weights, if the routing says so.
-        may_wait: Whether the experts take an UnroutedRow.
 
     Attributes:
         row_form: The form of rows that the product takes in addition to dense ones.
@@ -96,8 +94,6 @@ class Router:
         correction: OfExperts | None = None,
         own: Span | None = None,
         factors: OfExperts | None = None,
-        *,
-        may_wait: bool = False,
     ) -> None:
         self.row_form = product.row_form
         self._factors = factors
@@ -106,16 +102,11 @@ class Router:
         self._correction = correction
         self._own = (0, None) if own is None else (own.start, own.count)
         self._route = kernel("route", options.device.type)
-        self._may_wait = may_wait and routing.is_softmax and routing.renormalise and own is None and factors is None
 
-    def __call__(self, x: Rows) -> tuple[Tensor, Tensor | UnroutedRow]:
-        """Return weights and numbers of each token's experts, as the op `route` does; or, of one token, its logits and
-        an UnroutedRow."""
+    def __call__(self, x: Rows) -> tuple[Tensor, Tensor]:
+        """Return weights and numbers of each token's experts, as the op `route` does."""
         correction = None if self._correction is None else self._correction.value
-        logits = self._product(x)
-        if self._may_wait and len(logits) == 1:
-            return logits, UnroutedRow(logits, self._routing)
-        weights, numbers = self._route(logits, self._routing, *self._own, correction)
+        weights, numbers = self._route(self._product(x), self._routing, *self._own, correction)
         if self._factors is not None:
             first, count = self._own
             own = self._factors.value[first : None if count is None else first + count]

@@ -122,18 +122,6 @@ def lora_of_pairs(x: Tensor, weights: StackedLowRank, pairs: AdaptedPairs, shari
     return out
 
 
-class UnroutedRow(NamedTuple):
-    """A token whose experts the products of experts choose themselves: by a softmax, and weighted by their shares.
-
-    Attributes:
-        logits: [1, experts], contiguous.
-        routing: How many are chosen, and what `route` needs.
-    """
-
-    logits: Tensor
-    routing: Routing
-
-
 def route(
     logits: Tensor, routing: Routing, first: int = 0, count: int | None = None, correction: Tensor | None = None
 ) -> tuple[Tensor, Tensor]:
