@@ -70,7 +70,8 @@ def test_a_bfloat16_router_chooses_as_transformers_does(
     assert len(ours) == len(theirs) > 0
     others = [0, 0]
     for router, (x, logits) in zip(ours, theirs, strict=True):
-        torch.testing.assert_close(router.logits(x).float(), logits.float(), rtol=0, atol=2e-5)
+        last_place = 2**-7 if architecture in ROUNDED else 0  # a sum of another order may be rounded to a neighbour
+        torch.testing.assert_close(router.logits(x).float(), logits.float(), rtol=last_place, atol=2e-5)
         assert router(x.bfloat16())[0].dtype == torch.bfloat16
         chosen = route(logits, router.routing, correction=router.correction)[1].sort().values
         rounded = route(logits.bfloat16(), router.routing, correction=router.correction)[1]

@@ -67,7 +67,7 @@ def fake_gpu() -> None:
     buffer_ring._has_memory = lambda device: True  # type: ignore[assignment]
 
     linear.is_sm_90 = lambda device: True  # type: ignore[assignment]
-    linear.MUCH_WORK = 16 * 16  # whatever the rows
+    linear.LARGE_WEIGHT = (16, 16)
     expert_adapters._LEAST_COLUMNS = 8  # so that programs share even these
     dispatch.KERNELS.update(
         {(op, "cpu"): where for (op, device), where in dispatch.KERNELS.items() if device == "cuda"}

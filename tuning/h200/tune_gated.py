@@ -8,7 +8,7 @@ Checks the results against a product in fp64. Prints a line for each weight and 
 
     DIR/gated.json   all figures
 
-Where the kernel is the faster one in both, `MANY_ROWS` and `MUCH_WORK` in
+Where the kernel is the faster one in both, `MANY_ROWS` and `LARGE_WEIGHT` in
 quire/compute/kernels/triton/linear/linear.py should admit it.
 """
 

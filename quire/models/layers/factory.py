@@ -391,9 +391,7 @@ class LayerFactory:
         whole = ExpertsShape(names.experts, names.expert, *sizes, activation=spec.activation, biases=spec.biases)
         chosen_here = self._mesh.own_experts(spec.count) if self._mesh.ep > 1 and self._engines is None else None
         # The router is small, so every rank has all of it.
-        takes_logits = self.options.device.type == "cuda" and self._updates is None and self._engines is None
-        may_wait = takes_logits and not routing.on_input
-        router = Router(product, routing, self.options, correction, chosen_here, factors, may_wait=may_wait)
+        router = Router(product, routing, self.options, correction, chosen_here, factors)
         experts = self._divided_experts(whole, routing.chosen)
         if routing.on_input:
             experts = WeightedInput(experts)

@@ -11,7 +11,6 @@ from torch import Tensor
 
 from quire.compute.collectives.delta import Delta, total_of
 from quire.compute.kernels.dispatch import kernel
-from quire.compute.kernels.reference.experts import UnroutedRow
 from quire.compute.kernels.reference.quantized_rows import Rows, UnnormedRow
 from quire.compute.kernels.routing import Routing
 from quire.compute.mesh import Span
@@ -138,7 +137,6 @@ class Router:
         correction: What scores are corrected by, if the routing says so.
         own: The experts that this rank computes; None: all.
         factors: The factors of experts' weights, if the routing says so.
-        may_wait: Whether the experts take an UnroutedRow.
 
     Attributes:
         logits, routing: As the arguments.
@@ -153,8 +151,6 @@ class Router:
         correction: OfExperts | None = None,
         own: Span | None = None,
         factors: OfExperts | None = None,
-        *,
-        may_wait: bool = False,
     ) -> None:
         self.row_form = logits.row_form
         self._dtype = options.dtype
@@ -164,21 +160,15 @@ class Router:
         self._correction = correction
         self._own = (0, None) if own is None else (own.start, own.count)
         self._route = kernel("route", options.device.type)
-        self._may_wait = may_wait and routing.is_softmax and routing.renormalise and own is None and factors is None
 
     @property
     def correction(self) -> Tensor | None:
         """What is added to scores for the choice, [experts] fp32; None: nothing."""
         return None if self._correction is None else self._correction.value
 
-    def __call__(self, x: Rows) -> tuple[Tensor, Tensor | UnroutedRow]:
-        """Return weights, in the model's dtype, and numbers of each token's experts, as the op `route` does.
-
-        Of one token, it may return its logits and an UnroutedRow.
-        """
+    def __call__(self, x: Rows) -> tuple[Tensor, Tensor]:
+        """Return weights, in the model's dtype, and numbers of each token's experts, as the op `route` does."""
         logits = self.logits(x)
-        if self._may_wait and len(logits) == 1:
-            return logits, UnroutedRow(logits, self.routing)
         weights, numbers = self._route(logits, self.routing, *self._own, self.correction, self._dtype)
         if self._factors is not None:
             first, count = self._own

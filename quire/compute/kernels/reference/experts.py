@@ -122,18 +122,6 @@ def lora_of_pairs(x: Tensor, weights: StackedLowRank, pairs: AdaptedPairs, shari
     return out
 
 
-class UnroutedRow(NamedTuple):
-    """A token whose experts the products of experts choose themselves: by a softmax, and weighted by their shares.
-
-    Attributes:
-        logits: [1, experts], contiguous.
-        routing: How many are chosen, and what `route` needs.
-    """
-
-    logits: Tensor
-    routing: Routing
-
-
 def pack_router(weight: Tensor) -> Tensor:
     """Return a router's weight [experts, hidden] as `router_logits` takes it; here unchanged."""
     return weight

@@ -7,11 +7,9 @@ import torch
 from torch import Tensor
 
 from quire.compute.kernels.activations import Activation
-from quire.compute.kernels.dispatch import kernel
 from quire.compute.kernels.reference import experts as reference
-from quire.compute.kernels.reference.experts import ExpertBiases, UnroutedRow, one_of, stack_weights
+from quire.compute.kernels.reference.experts import ExpertBiases, one_of, stack_weights
 from quire.compute.kernels.reference.linear import CodebookWeight
-from quire.compute.kernels.routing import Routing
 from quire.compute.kernels.triton.experts.experts import (
     PACKED,
     PACKED_IN_PAIRS,
@@ -130,39 +128,6 @@ def test_every_config_on_a_card(
     error = (found[0].float() - expected).norm() / expected.norm()
     assert error < 0.01, f"{error:.2e}"
     assert all(torch.equal(out, found[0]) for out in found)
-
-
-@pytest.mark.gpu
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
-@pytest.mark.parametrize("equal", [False, True], ids=["apart", "equal"])
-def test_products_choose_a_tokens_experts(equal: bool, dtype: torch.dtype) -> None:
-    x, _, _, _, _ = mixture(1, 32, CHOSEN, HIDDEN, WIDTH, torch.bfloat16, "cuda")
-    packed = (
-        pack_mxfp4(stack(32, 2 * WIDTH, HIDDEN, 1, "cuda"), True),
-        pack_mxfp4(stack(32, HIDDEN, WIDTH, 90, "cuda"), False),
-    )
-    logits = 3 * torch.randn(1, 32, device="cuda", generator=torch.Generator("cuda").manual_seed(4)).to(dtype)
-    if equal:
-        logits = logits.round()
-    routing = Routing(CHOSEN, renormalise=True)
-    weights, numbers = reference.route(logits.float(), routing)
-    expected, found = (torch.full_like(x, float("nan")) for _ in range(2))
-    mxfp4_few(x, *packed, numbers.int(), weights.to(x.dtype), expected, PACKED_IN_PAIRS, True)
-    mxfp4_few(x, *packed, UnroutedRow(logits, routing), logits, found, PACKED_IN_PAIRS, True)
-    assert (found.float() - expected.float()).norm() < 0.01 * expected.float().norm()
-    logits[0, 7] = float("nan")
-    mxfp4_few(x, *packed, UnroutedRow(logits, routing), logits, found, PACKED_IN_PAIRS, True)
-    assert found.isnan().all()
-
-
-def test_experts_of_other_weights_are_chosen_before(device: str) -> None:
-    x, gate_up, down, _, _ = mixture(1, 6, 2, 32, 16, torch.float32, device)
-    logits, routing = torch.randn(1, 6, device=device), Routing(2, renormalise=True)
-    weights, numbers = reference.route(logits, routing)
-    expected, found = torch.empty_like(x), torch.full_like(x, float("nan"))
-    reference.experts(x, gate_up, down, numbers, weights, expected)
-    kernel("experts", "cuda")(x, gate_up, down, UnroutedRow(logits, routing), logits, found)
-    torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-4)
 
 
 @pytest.mark.gpu

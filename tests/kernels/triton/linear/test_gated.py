@@ -14,7 +14,7 @@ from quire.compute.kernels.triton.linear.gated import (
     gated_gemm,
     supports_gated_gemm,
 )
-from quire.compute.kernels.triton.linear.linear import MANY_ROWS, MUCH_WORK, prefers_gated_gemm
+from quire.compute.kernels.triton.linear.linear import LARGE_WEIGHT, MANY_ROWS, prefers_gated_gemm
 from tests.kernels.triton.linear.test_linear import close, exact, poisoned, random
 from tests.kernels.triton.not_interpreted import printed_by
 
@@ -134,7 +134,7 @@ def test_it_serves_many_rows_of_large_weights(monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setattr(linear, "is_sm_90", lambda device: True)
     monkeypatch.setattr(linear, "gated_gemm", lambda x, w, y, overlap: served.append(tuple(x.shape)))
     monkeypatch.setattr(linear, "silu_and_mul", lambda x, out: None)
-    monkeypatch.setattr(linear, "MUCH_WORK", 300 * 32 * 16)
+    monkeypatch.setattr(linear, "LARGE_WEIGHT", (32, 16))
     monkeypatch.setattr(linear, "MANY_ROWS", 300)
     for rows, outputs, columns, biased in (
         (299, 16, 16, False),
@@ -149,13 +149,11 @@ def test_it_serves_many_rows_of_large_weights(monkeypatch: pytest.MonkeyPatch) -
     assert served == [(300, 16), (302, 32)]
 
 
-def test_few_rows_and_little_work_are_served_as_before() -> None:
-    outputs, columns = 28_672, 4_096
-    assert prefers_gated_gemm(MANY_ROWS, outputs, columns)
-    assert not prefers_gated_gemm(MANY_ROWS - 1, outputs, columns)
-    rows = int(MUCH_WORK / (6_144 * 1_024)) + 1
-    assert prefers_gated_gemm(rows, 6_144, 1_024)
-    assert not prefers_gated_gemm(rows - 1, 6_144, 1_024)
+def test_few_rows_and_small_weights_are_served_as_before() -> None:
+    assert prefers_gated_gemm(MANY_ROWS, *LARGE_WEIGHT)
+    assert not prefers_gated_gemm(MANY_ROWS - 1, *LARGE_WEIGHT)
+    assert not prefers_gated_gemm(8 * MANY_ROWS, LARGE_WEIGHT[0] - 1, LARGE_WEIGHT[1])
+    assert not prefers_gated_gemm(8 * MANY_ROWS, LARGE_WEIGHT[0], LARGE_WEIGHT[1] - 1)
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="where there is a card, other tests compile what they run")

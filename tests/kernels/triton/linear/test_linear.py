@@ -12,6 +12,7 @@ from torch import Tensor
 from quire.compute.kernels.dispatch import kernel
 from quire.compute.kernels.reference.linear import linear as reference
 from quire.compute.kernels.reference.quantized_rows import UnnormedRow
+from quire.compute.kernels.triton.linear import linear as linear_module
 from quire.compute.kernels.triton.linear.gemm import GemmConfig
 from quire.compute.kernels.triton.linear.gemv import GemvConfig, normed_gemv
 from quire.compute.kernels.triton.linear.linear import (
@@ -105,6 +106,23 @@ def test_who_reads_a_row_next_finds_its_norm(device: str) -> None:
         linear_silu_and_mul(row, stack, None, out := poisoned(1, 16, x))
         close(out, exact(normed, stack, None, True))
         torch.testing.assert_close(row.stream, 2 * x)
+
+
+@pytest.mark.parametrize("gate", [False, True])
+def test_products_of_small_weights_norm_their_row(gate: bool, device: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """And no others: a kernel for the norm is faster."""
+    monkeypatch.setattr(linear_module, "is_sm_90", lambda device: True)
+    x, w, _ = random(1, 32, 48, torch.bfloat16, device)
+    expected = exact(F.rms_norm(2 * x.double(), (48,), eps=1e-5), w, None, gate)
+    for up_to, is_normed_within in ((32 * 48, True), (32 * 48 - 1, False)):
+        monkeypatch.setattr(linear_module, "NORMED_UP_TO", up_to)
+        row = UnnormedRow(x.clone(), x.clone(), torch.ones(48, dtype=x.dtype, device=device), 1e-5)
+        if gate:
+            linear_silu_and_mul(row, w, None, y := poisoned(1, 16, x))
+        else:
+            y = kernel("linear", "cuda")(row, w, None)
+        close(y, expected)
+        assert (row.stream is not row.x) == is_normed_within
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])

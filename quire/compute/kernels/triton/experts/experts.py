@@ -22,7 +22,7 @@ import torch
 from torch import Tensor
 
 from quire.compute.kernels.activations import SILU, Activation
-from quire.compute.kernels.reference.experts import Coded, ExpertAdapters, ExpertBiases, UnroutedRow
+from quire.compute.kernels.reference.experts import Coded, ExpertAdapters, ExpertBiases
 from quire.compute.kernels.reference.linear import CodebookWeight, ScaledWeight
 from quire.compute.kernels.triton.experts import routing
 from quire.compute.kernels.triton.experts.expert_gemms import (
@@ -63,7 +63,7 @@ MXFP4 = (
 )
 """Configs for mxfp4, measured on an NVIDIA H200, with the maximum average number of pairs for each expert."""
 PackedConfigs = tuple[FewConfig, FewConfig] | tuple[ManyConfig, ManyConfig]
-PACKED_IN_PAIRS: tuple[FewConfig, FewConfig] = (FewConfig(0, 8, 2, 1), FewConfig(0, 15, 4, 1))
+PACKED_IN_PAIRS = (FewConfig(0, 8, 2, 1), FewConfig(0, 15, 4, 1))
 """Configs for packed mxfp4 and a few tokens without adapters, up to MXFP4_BY_PAIR_UP_TO."""
 PACKED: tuple[tuple[float, PackedConfigs], ...] = (
     (3, (FewConfig(8, 6, 4, 1),) * 2),
@@ -98,7 +98,7 @@ def experts(
     x: Tensor,
     gate_up: ExpertsWeight | PackedExperts,
     down: ExpertsWeight | PackedExperts,
-    numbers: Tensor | UnroutedRow,
+    numbers: Tensor,
     weights: Tensor,
     out: Tensor,
     others: int = 0,
@@ -108,15 +108,8 @@ def experts(
 ) -> None:
     """Implement reference/experts.py's `experts` for dense or coded weights.
 
-    Dense weights and all other tensors are contiguous, and the numbers are int32. Of an UnroutedRow, whose weights are
-    its logits, the products choose the experts where they can.
+    Dense weights and all other tensors are contiguous, and the numbers are int32.
     """
-    if isinstance(numbers, UnroutedRow):
-        if isinstance(gate_up, PackedExperts) and isinstance(down, PackedExperts) and _chooses(numbers, others):
-            terms = can_overlap(x.device), False, adapters, activation, biases
-            mxfp4_few(x, gate_up, down, numbers, weights, out, PACKED_IN_PAIRS, *terms)
-            return
-        weights, numbers = route(numbers.logits, numbers.routing, dtype=x.dtype)
     assert all(t.is_contiguous() for t in (x, gate_up, down, numbers, weights, out) if isinstance(t, Tensor))
     if not len(x):
         return
@@ -135,11 +128,6 @@ def experts(
 
 coded_experts = adapted_experts = adapted_coded_experts = experts
 """Ops of the table that this function serves too."""
-
-
-def _chooses(row: UnroutedRow, others: int) -> bool:
-    """Whether packed products of a single token choose its experts."""
-    return row.logits.shape[1] == 32 and PACKED_IN_PAIRS[1].warps % row.routing.chosen == 0 and not others
 
 
 def _packed_experts(

@@ -20,7 +20,7 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.ampere import mma_v2
 
 from quire.compute.kernels.activations import SILU, Activation
-from quire.compute.kernels.reference.experts import ExpertAdapters, ExpertBiases, UnroutedRow
+from quire.compute.kernels.reference.experts import ExpertAdapters, ExpertBiases
 from quire.compute.kernels.triton.experts.expert_adapters import added_rows
 from quire.compute.kernels.triton.experts.expert_gemms import constants_of, sum_choices
 from quire.compute.kernels.triton.experts.mxfp4_layout import PackedExperts, expansion
@@ -56,7 +56,7 @@ def mxfp4_few(
     x: Tensor,
     gate_up: PackedExperts,
     down: PackedExperts,
-    numbers: Tensor | UnroutedRow,
+    numbers: Tensor,
     weights: Tensor,
     out: Tensor,
     configs: tuple[FewConfig, FewConfig],
@@ -66,16 +66,10 @@ def mxfp4_few(
     activation: Activation = SILU,
     biases: ExpertBiases | None = None,
 ) -> None:
-    """Compute the op `experts`; arguments as in `gemv_by_pair`. With a block_m of 0 there are no adapters.
-
-    An UnroutedRow's experts are chosen by each program of both products, which saves a kernel between router and
-    experts; there are 32 experts then.
-    """
+    """Compute the op `experts`; arguments as in `gemv_by_pair`. With a block_m of 0 there are no adapters."""
     first, second = configs
-    (tokens, hidden), width, experts = x.shape, down.columns, len(down.words)
-    chosen, unrouted = (numbers.routing.chosen, True) if isinstance(numbers, UnroutedRow) else (numbers.shape[1], False)
-    in_pairs, pairs = first.block_m == 0, tokens * chosen
-    numbers = numbers.logits if isinstance(numbers, UnroutedRow) else numbers
+    (tokens, hidden), chosen, width = x.shape, numbers.shape[1], down.columns
+    in_pairs, pairs, experts = first.block_m == 0, numbers.numel(), len(down.words)
     middle = torch.empty((pairs, width), dtype=x.dtype, device=x.device)
     of_gate_up, of_down = biases or (None, None)
     order = tiles = numbers
@@ -92,8 +86,7 @@ def mxfp4_few(
             pairs_of(x), w.words, w.scales, bias, numbers, order, tiles, weights, added, slots, y,
             groups, experts, CHOSEN=chosen, **constants_of(activation), ROWS=w.rows, UNITS=w.columns // 64,
             M=config.block_m or 8, C=config.units, W=config.warps, R=config.tiles, MODE=mode, FIRST=w.gated,
-            PARTIAL=partial, ADAPTED=adapted, UNROUTED=unrouted, OVERLAP=overlap, num_warps=config.warps,
-            launch_pdl=overlap,
+            PARTIAL=partial, ADAPTED=adapted, OVERLAP=overlap, num_warps=config.warps, launch_pdl=overlap,
         )  # fmt: skip
 
     launch(x, gate_up, of_gate_up, middle, first, "pair" if in_pairs else "tile", places)
@@ -111,7 +104,7 @@ def _few_kernel(
     x, words, scales, biases, numbers, order, tiles, weights, added, slots, y, places, experts,
     CHOSEN: gl.constexpr, KIND: gl.constexpr, ALPHA: gl.constexpr, LIMIT: gl.constexpr, ROWS: gl.constexpr,
     UNITS: gl.constexpr, M: gl.constexpr, C: gl.constexpr, W: gl.constexpr, R: gl.constexpr, MODE: gl.constexpr,
-    FIRST: gl.constexpr, PARTIAL: gl.constexpr, ADAPTED: gl.constexpr, UNROUTED: gl.constexpr, OVERLAP: gl.constexpr,
+    FIRST: gl.constexpr, PARTIAL: gl.constexpr, ADAPTED: gl.constexpr, OVERLAP: gl.constexpr,
 ):  # fmt: skip
     """Compute the rows of R tiles of the weight, for a tile of pairs, a pair or a token."""
     place = gl.program_id(0) % places
@@ -127,17 +120,13 @@ def _few_kernel(
         end = gl.load(tiles + 2 * places + place, cache_modifier=".cg")
         expert = gl.load(tiles + place, cache_modifier=".cg")
     if MODE == "pair":
-        if UNROUTED:
-            expert = _chosen(numbers, place, W)[0]
-        else:
-            expert = gl.load(numbers + place, cache_modifier=".cg")
+        expert = gl.load(numbers + place, cache_modifier=".cg")
         if PARTIAL:
             end = gl.where(expert < experts, 1, 0)
     if begin < end:
         _multiply_rows(
             x, words, scales, biases, numbers, order, weights, added, slots, y, place, strip, begin, end, expert,
-            experts, CHOSEN, KIND, ALPHA, LIMIT, ROWS, UNITS, M, C, W, R, MODE, FIRST, PARTIAL, ADAPTED, UNROUTED,
-            OVERLAP,
+            experts, CHOSEN, KIND, ALPHA, LIMIT, ROWS, UNITS, M, C, W, R, MODE, FIRST, PARTIAL, ADAPTED, OVERLAP,
         )  # fmt: skip
     elif not FIRST:
         wait_for_inputs(OVERLAP)  # whoever waits for this kernel must see the work of those before it
@@ -148,7 +137,7 @@ def _multiply_rows(
     x, words, scales, biases, numbers, order, weights, added, slots, y, place, strip, begin, end, expert, experts,
     CHOSEN: gl.constexpr, KIND: gl.constexpr, ALPHA: gl.constexpr, LIMIT: gl.constexpr, ROWS: gl.constexpr,
     UNITS: gl.constexpr, M: gl.constexpr, C: gl.constexpr, W: gl.constexpr, R: gl.constexpr, MODE: gl.constexpr,
-    FIRST: gl.constexpr, PARTIAL: gl.constexpr, ADAPTED: gl.constexpr, UNROUTED: gl.constexpr, OVERLAP: gl.constexpr,
+    FIRST: gl.constexpr, PARTIAL: gl.constexpr, ADAPTED: gl.constexpr, OVERLAP: gl.constexpr,
 ):  # fmt: skip
     mma: gl.constexpr = gl.NVMMADistributedLayout([2, 0], [W, 1, 1], [1, 16, 8])
     flat: gl.constexpr = gl.BlockedLayout([1, 1, 4], [1, 1, 32], [W, 1, 1], [2, 1, 0])
@@ -162,8 +151,8 @@ def _multiply_rows(
     EVEN: gl.constexpr = STEPS * PARTS == UNITS
     warp = along_first(W, flat)
     s_warp = along_first(W, of_quads)
-    own = _own_expert(numbers, place, warp // PARTS, expert, experts, CHOSEN, TOKEN, PARTIAL, UNROUTED, W)
-    s_own = _own_expert(numbers, place, s_warp // PARTS, expert, experts, CHOSEN, TOKEN, PARTIAL, UNROUTED, W)
+    own = _own_expert(numbers, place, warp // PARTS, expert, experts, CHOSEN, TOKEN, PARTIAL)
+    s_own = _own_expert(numbers, place, s_warp // PARTS, expert, experts, CHOSEN, TOKEN, PARTIAL)
     tile = own * STRIPS + (strip + along_second(R, flat))
     s_tile = s_own * STRIPS + (strip + along_second(R, of_quads))
     part = warp % PARTS * STEPS
@@ -172,9 +161,8 @@ def _multiply_rows(
     s_from = scales + s_tile * (UNITS * 8) + (s_part * 8 + along_third(32, of_quads) // 4)
     now = _load_weight(w_from, s_from, part, s_part, 0, UNITS, C, EVEN)
     acc = _biases(
-        biases, numbers, place, strip, expert, experts, CHOSEN, ROWS, M, W, R, PARTS, TOKEN, FIRST, PARTIAL, UNROUTED,
-        mma,
-    )  # fmt: skip
+        biases, numbers, place, strip, expert, experts, CHOSEN, ROWS, M, W, R, PARTS, TOKEN, FIRST, PARTIAL, mma
+    )
     if FIRST:
         barrier()  # or the assembler requests words one after the other
     else:
@@ -201,7 +189,7 @@ def _multiply_rows(
         to_pair = place + to_m
     xs = _load_x(x_from, x_mask, x_part, 0, UNITS, C, EVEN)
     factor = _factors(
-        numbers, weights, place, to_pair, to_m < end, experts, CHOSEN, W, PARTS, MODE, FIRST, PARTIAL, UNROUTED, mma
+        numbers, weights, place, to_pair, to_m < end, experts, CHOSEN, W, PARTS, MODE, FIRST, PARTIAL, mma
     )
     if STEPS > C:
         for step in range(0, STEPS - C, C):
@@ -234,20 +222,11 @@ def _multiply_rows(
 @gluon.jit
 def _factors(
     numbers, weights, place, pair, there, experts, CHOSEN: gl.constexpr, W: gl.constexpr, PARTS: gl.constexpr,
-    MODE: gl.constexpr, FIRST: gl.constexpr, PARTIAL: gl.constexpr, UNROUTED: gl.constexpr, mma: gl.constexpr,
+    MODE: gl.constexpr, FIRST: gl.constexpr, PARTIAL: gl.constexpr, mma: gl.constexpr,
 ):  # fmt: skip
     """Return the router's weights: of each warp's expert for a token, else of each pair."""
     factor = 0.0
-    if MODE == "token" and UNROUTED:
-        choice = gl.arange(0, W, layout=gl.SliceLayout(1, gl.SliceLayout(2, mma))) // PARTS
-        total = 0.0
-        factor = choice.to(gl.float32) * 0.0
-        for number in gl.static_range(CHOSEN):
-            share = _chosen(numbers, number, W)[1]
-            total += share
-            factor = gl.where(choice == number, share, factor)
-        factor = factor / total
-    elif MODE == "token":
+    if MODE == "token":
         own = place * CHOSEN + gl.arange(0, W, layout=gl.SliceLayout(1, gl.SliceLayout(2, mma))) // PARTS
         factor = gl.load(weights + own, cache_modifier=".cg").to(gl.float32)
         if PARTIAL:
@@ -261,7 +240,7 @@ def _factors(
 def _biases(
     biases, numbers, place, strip, expert, experts, CHOSEN: gl.constexpr, ROWS: gl.constexpr, M: gl.constexpr,
     W: gl.constexpr, R: gl.constexpr, PARTS: gl.constexpr, TOKEN: gl.constexpr, FIRST: gl.constexpr,
-    PARTIAL: gl.constexpr, UNROUTED: gl.constexpr, mma: gl.constexpr,
+    PARTIAL: gl.constexpr, mma: gl.constexpr,
 ):  # fmt: skip
     """Return sums [W, 16 R, M] of the biases alone, which one warp of each expert begins with."""
     sums = gl.zeros([W, 16 * R, M], gl.float32, mma)
@@ -271,43 +250,19 @@ def _biases(
         row = strip * 16 + n
         if FIRST:
             row = (strip + n // 16) * 8 + n % 8 + n % 16 // 8 * (ROWS // 2)
-        own = _own_expert(numbers, place, warp // PARTS, expert, experts, CHOSEN, TOKEN, PARTIAL, UNROUTED, W)
+        own = _own_expert(numbers, place, warp // PARTS, expert, experts, CHOSEN, TOKEN, PARTIAL)
         found = gl.load(biases + own * ROWS + row, mask=warp % PARTS + row * 0 == 0, other=0.0)
         sums += gl.expand_dims(found.to(gl.float32) * 1.0842021724855044e-19, 2)
     return sums
 
 
 @gluon.jit
-def _chosen(logits, choice, W: gl.constexpr):
-    """Return which of 32 experts has place `choice` in the order of logits, and e to its logit less the largest one.
-
-    Of equal logits, the lower number's comes first; of NaN, the number is one of an expert, and the share NaN.
-    """
-    square: gl.constexpr = gl.BlockedLayout([1, 32], [32, 1], [W, 1], [1, 0])
-    own = gl.arange(0, 32, layout=gl.SliceLayout(1, square))
-    other = gl.arange(0, 32, layout=gl.SliceLayout(0, square))
-    mine = gl.load(logits + own, cache_modifier=".cg").to(gl.float32)
-    theirs = gl.load(logits + other, cache_modifier=".cg").to(gl.float32)
-    mine_, theirs_ = gl.expand_dims(mine, 1), gl.expand_dims(theirs, 0)
-    first = (theirs_ > mine_) | ((theirs_ == mine_) & (gl.expand_dims(other, 0) < gl.expand_dims(own, 1)))
-    here = gl.sum(first.to(gl.int32), 1) == choice
-    number = gl.minimum(gl.sum(gl.where(here, own, 0), 0), 31)
-    shares = gl.exp2((mine - gl.max(mine, 0)) * 1.4426950408889634)
-    nothing = gl.sum(gl.where(mine == mine, 0.0, mine), 0)  # NaN, if a logit is
-    return number, gl.sum(gl.where(here, shares, 0.0), 0) + nothing
-
-
-@gluon.jit
 def _own_expert(
-    numbers, token, choice, expert, experts, CHOSEN: gl.constexpr, TOKEN: gl.constexpr, PARTIAL: gl.constexpr,
-    UNROUTED: gl.constexpr, W: gl.constexpr,
-):  # fmt: skip
+    numbers, token, choice, expert, experts, CHOSEN: gl.constexpr, TOKEN: gl.constexpr, PARTIAL: gl.constexpr
+):
     """Return the expert of each warp, int64; 0 where it is elsewhere."""
     own = expert + choice * 0
-    if TOKEN and UNROUTED:
-        for number in gl.static_range(CHOSEN):
-            own = gl.where(choice == number, _chosen(numbers, number, W)[0], own)
-    elif TOKEN:
+    if TOKEN:
         own = gl.load(numbers + token * CHOSEN + choice, cache_modifier=".cg")
         if PARTIAL:
             own = gl.where(own < experts, own, 0)

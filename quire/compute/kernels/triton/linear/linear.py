@@ -17,7 +17,6 @@ from quire.compute.kernels.reference.quantized_rows import UnnormedRow
 from quire.compute.kernels.triton.activation import silu_and_mul
 from quire.compute.kernels.triton.launching.dependent_launch import can_overlap
 from quire.compute.kernels.triton.launching.device_properties import is_sm_90
-from quire.compute.kernels.triton.launching.launch import next_power_of_2
 from quire.compute.kernels.triton.linear.gated import gated_gemm, supports_gated_gemm
 from quire.compute.kernels.triton.linear.gemm import GemmConfig, gemm
 from quire.compute.kernels.triton.linear.gemv import GemvConfig, gemv, normed_gemv
@@ -36,12 +35,13 @@ MANY_ROWS = 1024
 One kernel is 5 to 9 % faster than cuBLAS and a kernel for the gate, as tuning/h200/tune_gated.py measured. With fewer
 rows it is not faster, and launching it, with three descriptors for the copy engine, takes the host 70 µs.
 """
-MUCH_WORK = 5e10
-"""Rows times outputs times columns from which the kernel for gated products was measured to be the faster way."""
-NORMED = GemvConfig(4, 1024, 4)
-"""How products of a row that they norm are divided, measured on an NVIDIA H200."""
+NORMED_UP_TO = 16 * 2**20
+"""The most elements of a weight whose product norms its row. Its kernel reads the row again for each program; 5,120 ×
+2,880 takes 8.2 µs in place of 9.6, and 6,144 × 4,096 13.7 in place of 13.3 on an NVIDIA H200."""
 FEW_OUTPUTS = 512
-"""The most outputs of a product, such as a router's, of which each is a program's that norms its row."""
+"""The most outputs of a product, such as a router's, of which each has a program of its own."""
+LARGE_WEIGHT = (28_672, 4_096)
+"""Outputs and columns of the smallest weight for which the kernel for gated products was measured."""
 
 
 def pack_linear(weight: Tensor) -> Tensor:
@@ -92,17 +92,22 @@ def linear_silu_and_mul(x: Tensor | UnnormedRow, packed: Tensor, bias: Tensor | 
 
 
 def _config_with_norm(row: UnnormedRow, w: Tensor, gate: bool) -> GemvConfig | None:
-    """Return the config of the kernel that norms and multiplies a row; None: its norm takes a kernel of its own, or is
-    there already."""
-    if row.normed is not None or not isinstance(config_for(row.x, w, gate), GemvConfig):
-        return None
+    """Return the config of the kernel that norms and multiplies a row; None: its norm takes a kernel of its own, which
+    is faster for large weights, or is there already."""
     outputs, columns = w.shape
-    return NORMED if outputs > FEW_OUTPUTS else GemvConfig(1, min(4096, next_power_of_2(columns)), 8)
+    is_small = outputs * columns <= NORMED_UP_TO
+    if row.normed is not None or not is_small or not isinstance(config_for(row.x, w, gate), GemvConfig):
+        return None
+    if gate:
+        return GemvConfig(4, 512, 2)
+    if outputs <= FEW_OUTPUTS:
+        return GemvConfig(1, 2048, 4)
+    return GemvConfig(4, 512 if columns <= 2048 else 1024, 4)
 
 
 def prefers_gated_gemm(rows: int, outputs: int, columns: int) -> bool:
     """Whether the kernel for gated products of many rows is the fastest, for a weight [outputs, columns]."""
-    return rows >= MANY_ROWS and rows * outputs * columns >= MUCH_WORK
+    return rows >= MANY_ROWS and outputs >= LARGE_WEIGHT[0] and columns >= LARGE_WEIGHT[1]
 
 
 def linear_with_config(
