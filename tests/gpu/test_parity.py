@@ -28,8 +28,8 @@ from tests.parity.test_architectures import CHUNK, LENGTHS, TOKENS, prompts
 pytestmark = pytest.mark.gpu
 DEVICE = "cuda"
 NOT_HERE = ("gemma3n", "nemotron-h, mixers, mlps and experts")
-"""What names of other cases begin with: transformers 5.17 reads per-layer embeddings of tokens that have none, after which
-nothing runs on a card; and experts without gates run on a CPU only."""
+"""What names of other cases begin with: transformers 5.17 reads per-layer embeddings of tokens that have none, after
+which nothing runs on a card; and experts without gates run on a CPU only."""
 ON_CARDS = [case for case in CASES if not case.startswith(NOT_HERE)]
 MEAN, MOST = 1.25, 1.5
 """How much larger our errors may be than transformers' own in the same dtype: their mean, and the largest."""
