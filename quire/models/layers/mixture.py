@@ -173,7 +173,7 @@ class Router:
         if self._factors is not None:
             first, count = self._own
             own = self._factors.value[first : None if count is None else first + count]
-            weights = weights * own[numbers.clamp(max=len(own) - 1)].to(weights.dtype)
+            weights = weights * own[numbers.clamp(0, len(own) - 1)].to(weights.dtype)
         return weights, numbers
 
 
