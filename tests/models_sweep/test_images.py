@@ -53,7 +53,10 @@ def generated(
     if "token_type_ids" not in inspect.signature(model.forward).parameters:
         accepted = accepted - {"token_type_ids"}
     inputs = {name: value for name, value in inputs.items() if name in accepted}
-    inputs = {name: value.float() if value.is_floating_point() else value for name, value in inputs.items()}
+    inputs = {
+        name: value.float() if isinstance(value, torch.Tensor) and value.is_floating_point() else value
+        for name, value in inputs.items()
+    }
     with torch.no_grad():
         found = model.generate(
             **inputs, max_new_tokens=NEW_TOKENS, do_sample=False, eos_token_id=None, pad_token_id=0, use_cache=True,
