@@ -192,7 +192,7 @@ def test_text_models_of_transformers_see_images(tmp_path: Path) -> None:
 def test_long_and_thin_images_and_wrong_settings_are_refused(model: Path) -> None:
     spec = read_vision(model)
     if isinstance(spec, ModuleVisionSpec):
-        assert (spec.least_tokens, spec.largest_tokens, spec.merge, spec.deep) == (4, 25, 2, 2)
+        assert (spec.least_tokens, spec.largest_tokens, spec.merge, spec.deep) == (4, 25, 2, (1, 2))
         with pytest.raises(RequestError, match="cannot read an image of 402 x 2 pixels"):
             ModelImages(spec, ModuleProcessor(spec, {})).of_picture(picture(402, 2))
         return

@@ -69,9 +69,8 @@ def answers(
         SamplingParams(**ASKED[i % len(ASKED)], seed=i, max_tokens=rng.randint(1, 30), ignore_eos=True)
         for i in range(15)
     ]
-    with LLM(
-        str(directory), dtype="float32", skip_tokenizer_init=True, max_num_seqs=6, max_num_batched_tokens=40, **settings
-    ) as llm:
+    settings = {"dtype": "float32", "max_num_seqs": 6, "max_num_batched_tokens": 40} | settings
+    with LLM(str(directory), skip_tokenizer_init=True, **settings) as llm:
         wanted = [adapters[i % len(adapters)] for i in range(15)]
         outputs = llm.generate(prompts, params, lora_request=wanted)
     monkeypatch.undo()
@@ -87,6 +86,16 @@ def test_recorded_steps_answer_the_same(case: str, tmp_path: Path, monkeypatch: 
     eager, none = answers(directory, monkeypatch, enforce_eager=True)
     recorded, steps = answers(directory, monkeypatch)
     assert none == 0
+    assert steps > 30
+    assert recorded == eager
+
+
+def test_routers_in_fp32_are_recorded_among_bfloat16(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    if library() is None:
+        pytest.skip("there are no kernels on this machine")
+    directory = make_tiny(tmp_path, **CASES["glm4 moe, groups and a correction"])
+    eager, _ = answers(directory, monkeypatch, dtype="bfloat16", enforce_eager=True)
+    recorded, steps = answers(directory, monkeypatch, dtype="bfloat16")
     assert steps > 30
     assert recorded == eager
 

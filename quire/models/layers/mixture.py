@@ -113,8 +113,9 @@ class RouterLogits:
             lambda: self._pack(read_dense(shape, checkpoint, options)),
         )
         if self._has_bias:
-            self._bias = torch.empty(shape.rows, dtype=options.dtype, device=options.device)
-            checkpoint.read(f"{shape.names[0]}.bias", self._bias)
+            rounded = torch.empty(shape.rows, dtype=options.dtype, device=options.device)
+            checkpoint.read(f"{shape.names[0]}.bias", rounded)
+            self._bias = rounded.float()
 
     def __call__(self, x: Rows) -> Tensor:
         """Return the logits: [tokens, hidden] → [tokens, experts] fp32."""

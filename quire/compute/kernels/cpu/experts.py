@@ -30,7 +30,12 @@ def pack_router(weight: Tensor) -> Tensor | PackedWeight:
 
 
 def router_logits(x: Tensor, packed: Tensor | PackedWeight, bias: Tensor | None) -> Tensor:
-    return linear(x.float(), packed, None if bias is None else bias.float())
+    kernels = library_for(x)
+    if x.dtype == torch.float32 or kernels is None:
+        return linear(x if x.dtype == torch.float32 else x.float(), packed, bias)
+    wide = torch.empty(x.shape, dtype=torch.float32)
+    kernels("widen", x.dtype, x, *x.shape, wide)
+    return linear(wide, packed, bias)
 
 
 def route(
@@ -42,7 +47,7 @@ def route(
     dtype: torch.dtype | None = None,
 ) -> tuple[Tensor, Tensor]:
     """Among equally likely experts the first ones are taken."""
-    if (kernels := library_for(logits)) is None:
+    if (kernels := library_for(logits)) is None or dtype not in (None, logits.dtype, torch.bfloat16):
         return reference.route(logits, routing, first, count, correction, dtype)
     (tokens, experts), chosen = logits.shape, routing.chosen
     weights = torch.empty((tokens, chosen), dtype=logits.dtype)
@@ -55,7 +60,11 @@ def route(
             _SCORINGS.index(routing.scoring), routing.groups, routing.kept_groups, routing.of_best_two, routing.scale,
             routing.epsilon, routing.cap or 0.0, routing.margin, correction, weights, numbers,
         )  # fmt: skip
-    weights = weights.to(dtype or logits.dtype)
+    if dtype is not None and dtype != weights.dtype:
+        assert weights.dtype == torch.float32, "only logits in fp32 have weights of another dtype"
+        narrow = torch.empty((tokens, chosen), dtype=dtype)
+        kernels("narrow", dtype, weights, tokens, chosen, narrow)
+        weights = narrow
     if count is None:
         return weights, numbers
     own = torch.empty_like(numbers)

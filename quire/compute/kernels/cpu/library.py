@@ -54,6 +54,8 @@ SIGNATURES: dict[str, tuple[type, ...]] = {
     "relu_squared": (_P, _I, _I, _P),
     "soft_cap": (_P, _I, _I, _F),
     "multiply": (_P, _I, _I, _F),
+    "widen": (_P, _I, _I, _P),
+    "narrow": (_P, _I, _I, _P),
     "copy_stream": (_P, _P, _I, _I, _I, _P),
     "spread_columns": (_P, _I, _I, _P, _I, _P),
     "sample": (_P, _I, _I, _I, *[_P] * 7, _F, *[_P] * 5),

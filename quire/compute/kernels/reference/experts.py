@@ -128,8 +128,11 @@ def pack_router(weight: Tensor) -> Tensor:
 
 
 def router_logits(x: Tensor, packed: Tensor, bias: Tensor | None) -> Tensor:
-    """Return x Wᵀ + bias in fp32, never rounded to the model's dtype: x [tokens, hidden] → [tokens, experts]."""
-    return F.linear(x.float(), packed.float(), None if bias is None else bias.float())
+    """Return x Wᵀ + bias in fp32, never rounded to the model's dtype: x [tokens, hidden] → [tokens, experts].
+
+    The bias is [experts] fp32.
+    """
+    return F.linear(x.float(), packed.float(), bias)
 
 
 def route(

@@ -341,6 +341,17 @@ void activate_rows(const T* x, int64_t rows, int64_t width, T* out, const F& act
     });
 }
 
+// The same numbers in another dtype, each rounded to the nearest.
+template <class A, class B>
+void convert_rows(const A* x, int64_t rows, int64_t width, B* out) {
+    parallel_rows(rows, width, [&](int64_t row) {
+        for (int64_t c = 0; c < width; c += W) {
+            int n = int(std::min<int64_t>(W, width - c));
+            store(out + row * width + c, load(x + row * width + c, n), n);
+        }
+    });
+}
+
 }  // namespace
 }  // namespace quire
 
@@ -402,6 +413,14 @@ using namespace quire;
     extern "C" void quire_multiply_##name(T* x, int64_t rows, int64_t width, float factor) {                           \
         activate_rows<false>(x, rows, width, x, [factor](vf v) { return mul(v, all(factor)); });                       \
     }                                                                                                                  \
+    extern "C" void quire_widen_##name(const T* x, int64_t rows, int64_t width, float* out) {                          \
+        convert_rows(x, rows, width, out);                                                                             \
+    }                                                                                                                  \
+    extern "C" void quire_narrow_##name(const float* x, int64_t rows, int64_t width, T* out) {                         \
+        convert_rows(x, rows, width, out);                                                                             \
+    }                                                                                                                  \
+    QUIRE_ENTRY(widen_##name)                                                                                          \
+    QUIRE_ENTRY(narrow_##name)                                                                                         \
     QUIRE_ENTRY(multiply_##name)                                                                                       \
     QUIRE_ENTRY(rms_norm_##name)                                                                                       \
     QUIRE_ENTRY(layer_norm_##name)                                                                                     \

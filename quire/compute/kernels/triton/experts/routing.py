@@ -46,7 +46,7 @@ def router_logits(x: Tensor, packed: Tensor, bias: Tensor | None) -> Tensor:
     if x.dtype == packed.dtype and x.is_cuda:
         logits = torch.mm(x, packed.t(), out_dtype=torch.float32)
         return logits if bias is None else logits + bias
-    return F.linear(x.float(), packed.float(), None if bias is None else bias.float())
+    return F.linear(x.float(), packed.float(), bias)
 
 
 def route(
