@@ -53,6 +53,11 @@ class ModuleProcessor:
         (places,) = np.nonzero(text == self._spec.image_token)
         if not len(places):
             raise RequestError(f"The model's processor makes no tokens of an image of {image.width} x {image.height}.")
+        if self._spec.two_sided and len(places) > self._spec.longest:
+            raise RequestError(
+                f"An image of {image.width} x {image.height} has {len(places)} vectors, and a step has room for "
+                f"{self._spec.longest} that see one another: send a smaller image."
+            )
         count = int(places[-1] - places[0]) + 1
         rows = columns = 0
         if self._spec.merge:

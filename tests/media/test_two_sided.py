@@ -3,14 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from quire import LLM, SamplingParams
-from quire.errors import ConfigError
+from quire.errors import ConfigError, RequestError
+from quire.foundation.config import environment
+from quire.media.module_processor import ModuleProcessor
+from quire.models.fallback.image_processor import CheckpointProcessor
+from quire.models.fallback.tower_inspection import describe
 from tests.media.checkpoints import GEMMA, make_gemma, picture
+from tests.models_sweep.image_rows import ROWS, write_images_model
+from tests.models_sweep.test_images import generated
 
 NEW_TOKENS = 16
 IMAGE = GEMMA[1]
@@ -80,3 +87,35 @@ def test_preempted_requests_see_their_images_again(model: Path, expected: list[t
 def test_steps_must_have_room_for_an_image(model: Path) -> None:
     with pytest.raises(ConfigError, match="give at least"):
         LLM(str(model), dtype="float32", device="cpu", max_num_batched_tokens=3, max_num_seqs=2)
+
+
+def test_images_of_gemma_4_see_those_behind_them_in_windows_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The image has the most tokens that its processor allows: none of the sizes that a start tries has as many."""
+    row = ROWS["gemma4"]
+    text = row["text"] | {"use_bidirectional_attention": "vision", "sliding_window": 72}
+    monkeypatch.setitem(ROWS, "gemma4", row | {"text": text})
+    monkeypatch.setattr(environment, "fallback_cache", lambda: tmp_path / "descriptions")
+    model = write_images_model(tmp_path / "model", "Gemma4ForConditionalGeneration", "gemma4")
+    token, image = model.config.image_token_id, picture(80, 56)
+    processor = CheckpointProcessor(tmp_path / "model", token).processor
+    ids, found, logprobs = generated(model, processor, "one <image> two", [image], token, "static")
+    assert ids.count(token) == 70
+    with LLM(
+        str(tmp_path / "model"), dtype="float32", device="cpu", max_model_len=128, max_num_batched_tokens=70,
+        max_num_seqs=4, num_gpu_blocks_override=64, block_size=8,
+    ) as llm:  # fmt: skip
+        prompt: Any = {"prompt": "one <image> two", "multi_modal_data": {"image": [image]}}
+        params = SamplingParams(temperature=0, max_tokens=NEW_TOKENS, ignore_eos=True, logprobs=0)
+        (output,) = llm.generate([prompt], params, use_tqdm=False)
+    assert (list(output.prompt_token_ids or ()), list(output.outputs[0].token_ids)) == (ids, found)
+    own = [by_token[token].logprob for by_token, token in zip(output.outputs[0].logprobs or (), found, strict=True)]
+    assert own == pytest.approx(logprobs, abs=1e-3)
+
+
+def test_images_of_more_tokens_than_a_step_has_room_for_are_refused(model: Path) -> None:
+    spec = describe(model)
+    processor = ModuleProcessor(replace(spec, longest=spec.longest - 1), {})
+    with pytest.raises(RequestError, match="send a smaller image"):
+        processor.picture(picture())

@@ -76,6 +76,15 @@ _PIXTRAL = {"images": {"size": {"longest_edge": 64}, "patch_size": 8}, "token": 
             "processor": {"patch_size": 8, "spatial_merge_size": 2}, "config": {"spatial_merge_size": 2}}  # fmt: skip
 _SAM = {"hidden_size": 32, "num_attention_heads": 2, "window_size": 2, "global_attn_indexes": [1], "mlp_dim": 48,
         "patch_size": 16, "image_size": 64, "num_hidden_layers": 2, "output_channels": 16}  # fmt: skip
+_DOTS = {
+    "num_attention_heads": 4,
+    "num_key_value_heads": 4,
+    "q_lora_rank": 24,
+    "kv_lora_rank": 32,
+    "head_dim": 24,
+    "qk_nope_head_dim": 16,
+    "v_head_dim": 12,
+}
 _UNSCALED = {"logit_scale": 1.0}  # which transformers' classes with images leave out, and those of texts have
 _PINS = [[32, 64], [64, 32], [64, 64]]
 
@@ -110,6 +119,23 @@ ROWS: dict[str, dict[str, Any]] = {
                                       "high_res_size": {"height": 64, "width": 64}},
                            "processor": {"num_image_tokens": 16}, "vision": _CLIP_VISION,
                            "parts": {"high_res_vision_config": _SAM}},
+    "gemma3n": {"parts": {"vision_config": {"hidden_size": 2048, "model_args": {"channel_multiplier": 0.05}},
+                          "text_config": {"intermediate_size": [96] * 4}}},
+    "dots3_note": {"parts": {"vision_config": {"mlp_layer_types": ["dense"] * 4, "adapter_in_dim": 64,
+                                               "adapter_out_dim": 64, "patch_size": 8},
+                             "audio_config": {"adapter_input_size": 64, "adapter_out_dim": 64}},
+                   "text": {f"swa_{name}": size for name, size in _DOTS.items()} | {
+                       "shared_experts_intermediate_size": 48},
+                   "token": "<|imgpad|>", "images": _GRID["images"] | {"temporal_patch_size": 1}},
+    "fast_vlm": {"like": "llava", "processor": {"patch_size": 32, "vision_feature_select_strategy": "full",
+                                                "num_additional_image_tokens": 0},
+                 "parts": {"vision_config": {"architecture": "fastvit_mci0", "do_pooling": True, "global_pool": "avg",
+                                             "hidden_size": 1024, "initializer_range": 0.02,
+                                             "model_args": {"inference_mode": True}}},
+                 "images": {"size": {"height": 64, "width": 64}, "crop_size": {"height": 64, "width": 64}}},
+    "florence2": {"parts": {"vision_config": {"embed_dim": [16, 16, 32, 32], "depths": [1, 1, 1, 1],
+                                              "num_heads": [2, 2, 2, 2], "num_groups": [2, 2, 2, 2],
+                                              "projection_dim": 64, "patch_size": [7, 3, 3, 3]}}},
     "emu3": {"images": {"min_pixels": 16 * 16, "max_pixels": 64 * 64, "spatial_factor": 8},
              "text": {"vocab_size": ROOM}},
     "ernie4_5_vl_moe": _GRID | {"images": {"size": _QWEN, "patch_size": 8, "merge_size": 2, "temporal_patch_size": 1},
@@ -129,11 +155,11 @@ ROWS: dict[str, dict[str, Any]] = {
                         "vocab_size_per_layer_input": ROOM},
                "tokens": {"eoa_token": "<|AUDIO_eos|>"},
                "config": {"audio_token_id": IDS["<audio>"]}},
-    "gemma4_unified": {"images": {"patch_size": 4, "max_soft_tokens": 70, "pooling_kernel_size": 2},
+    "gemma4_unified": {"cache": "static", "images": {"patch_size": 4, "max_soft_tokens": 70, "pooling_kernel_size": 2},
                        "parts": {"vision_config": {"patch_size": 4, "pooling_kernel_size": 2, "mm_embed_dim": 32,
                                                    "mm_posemb_size": 140, "output_proj_dims": 32}},
                        "text": {"layer_types": ["sliding_attention", "full_attention"] * 2, "pad_token_id": 0,
-                                "sliding_window": 128},
+                                "sliding_window": 128, "use_bidirectional_attention": "vision"},
                        "tokens": {"eoa_token": "<|AUDIO_eos|>"},
                        "config": {"audio_token_id": IDS["<audio>"]}},
     "glm4v": _GRID | {"text": _MROPE}, "glm46v": _GRID | {"text": _MROPE},
@@ -259,7 +285,8 @@ ROWS: dict[str, dict[str, Any]] = {
 }  # fmt: skip
 """By model type: `config` for the whole, `vision` and `text` for its parts, `parts` for all of these before they are
 checked, `images` for the image processor, `processor` for what surrounds it, `tokens` for the tokenizer, `token` for
-the one of vectors, `around` for what stands around images, and `like` for a model type whose processors are its own."""
+the one of vectors, `around` for what stands around images, `like` for a model type whose processors are its own, and
+`cache` for that of `generate`: with a static one alone it asks a class for its own masks."""
 
 
 def image_config(model_type: str, token: str) -> PreTrainedConfig:

@@ -33,9 +33,10 @@ pytestmark = pytest.mark.models
 
 
 def generated(
-    model: Any, processor: Any, text: str, images: Sequence[Any], vectors: int
+    model: Any, processor: Any, text: str, images: Sequence[Any], vectors: int, cache: str | None = None
 ) -> tuple[list[int], list[int], list[float]]:
-    """What transformers makes of a prompt: its tokens, and those that `generate` adds, with their log probabilities."""
+    """What transformers makes of a prompt: its tokens, and those that `generate` adds with this kind of cache, with
+    their log probabilities."""
     if isinstance(processor, PixtralLayout):
         inputs = _of_pixtral(processor, text, images)
     else:
@@ -60,7 +61,7 @@ def generated(
     with torch.no_grad():
         found = model.generate(
             **inputs, max_new_tokens=NEW_TOKENS, do_sample=False, eos_token_id=None, pad_token_id=0, use_cache=True,
-            return_dict_in_generate=True, output_logits=True,
+            return_dict_in_generate=True, output_logits=True, cache_implementation=cache,
         )  # fmt: skip
     tokens = found.sequences[0, ids.shape[1] :].tolist()
     logprobs = [float(each[0].float().log_softmax(-1)[token]) for each, token in zip(found.logits, tokens, strict=True)]
@@ -111,14 +112,15 @@ def test_images(
         record_property("outcome", ("refused", _line(error)))
         return
     processor = CheckpointProcessor(directory, vision.image_token)
-    before, behind = ROWS.get(model_type, {}).get("around", ("", ""))
+    row = ROWS.get(model_type, {})
+    before, behind = row.get("around", ("", ""))
     mark = llm.get_tokenizer().decode([vision.placeholder], skip_special_tokens=False)
     mark = f"{before}{mark}{behind}"
     texts = ("Hello world", f"one {mark} two", f"{mark} three {mark} four")
     prompts, expected = [], []
     for text, sizes in zip(texts, SIZES, strict=True):
         images = [picture(*size, seed) for seed, size in enumerate(sizes)]
-        expected.append(generated(model, processor.processor, text, images, vision.image_token))
+        expected.append(generated(model, processor.processor, text, images, vision.image_token, row.get("cache")))
         prompts.append({"prompt": text, "multi_modal_data": {"image": images}})
     sampling = SamplingParams(max_tokens=NEW_TOKENS, temperature=0, ignore_eos=True, logprobs=0)
     outputs = llm.generate(prompts, sampling, use_tqdm=False)

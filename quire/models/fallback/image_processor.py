@@ -29,6 +29,8 @@ LOADING: dict[str, Any] = {"trust_remote_code": False, "local_files_only": True}
 _PARTS = ("image_processor", "video", "feature_extractor")
 """In the names of parts of processors that may be left out."""
 _FILES = ("processor_config.json", "preprocessor_config.json", "tokenizer_config.json")
+_MOST = ("max_soft_tokens",)
+"""Names of settings that bound how many vectors an image has."""
 _SHOWN = 300
 NUMBERED = 64
 """Most images of a prompt, where processors number them."""
@@ -142,6 +144,12 @@ class CheckpointProcessor:
         if rest or len(numbers) != NUMBERED or any(self._image_token in each for each in [one[:begin], *numbers]):
             raise CheckpointError("an image's tokens depend on the other images of a prompt, which is not built")
         return Repeated(begin, tuple(numbers))
+
+    @property
+    def most_vectors(self) -> int:
+        """The most vectors of an image that the image processor's settings allow; 0: none of them says so."""
+        images = getattr(self.processor, "image_processor", None)
+        return max((each for name in _MOST if type(each := getattr(images, name, None)) is int), default=0)
 
     def tokens_of_text(self, text: str) -> list[int]:
         """Return the tokens of a text that stands among other tokens."""

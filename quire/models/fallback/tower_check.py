@@ -56,7 +56,7 @@ def check(tower: ModuleTower) -> None:
     given = inputs.get("inputs_embeds")
     if not isinstance(given, Tensor) or given.shape[1] != ids.shape[1]:
         raise _refused(tower, "its text model gets no embeddings")
-    _check_mask(tower, inputs.get("attention_mask"), is_vector)
+    _check_mask(tower, _mask_of(tower, inputs, ids), is_vector)
     _check_positions(tower, inputs.get("position_ids"), is_vector, tensors)
     if own.shape != (int(is_vector.sum()), spec.outputs):
         raise _refused(tower, f"its text model gets vectors of shape {list(own.shape)}, not of width {spec.outputs}")
@@ -98,23 +98,36 @@ def _says_something(value: Any) -> bool:
     return value is not None and value is not False and not (isinstance(value, (dict, list, tuple)) and not value)
 
 
+def _mask_of(tower: ModuleTower, inputs: Mapping[str, Any], ids: Tensor) -> Any:
+    """Return the mask of each kind of layer: that of `generate`, where a forward by itself makes another one."""
+    if not tower.spec.in_windows:
+        return inputs.get("attention_mask")
+    given = inputs["inputs_embeds"]
+    return tower.model.create_masks_for_generate(
+        config=tower.model.config,
+        inputs_embeds=given,
+        attention_mask=torch.ones_like(ids, device=given.device),
+        past_key_values=None,
+        position_ids=torch.arange(given.shape[1], device=given.device)[None],
+        mm_token_type_ids=(ids == tower.spec.image_token).int().to(given.device),
+    )
+
+
 def _check_mask(tower: ModuleTower, mask: Any, is_vector: Tensor) -> None:
     """Refuse masks that are not causal, but for the image's tokens where these see one another."""
-    behind = torch.zeros(len(is_vector), len(is_vector), dtype=torch.bool)
-    if tower.spec.two_sided:
-        behind = is_vector[:, None] & is_vector
-    if not isinstance(mask, Mapping) and tower.spec.two_sided and mask is None:
+    causal = torch.zeros(len(is_vector), len(is_vector), dtype=torch.bool)
+    behind = (is_vector[:, None] & is_vector).triu(1) if tower.spec.two_sided else causal
+    if mask is None and tower.spec.two_sided:
         raise _refused(tower, "tokens of its images do not see those behind them, which was expected")
-    causal = torch.zeros_like(behind)
     for kind, each in mask.items() if isinstance(mask, Mapping) else [("", mask)]:
-        if each is None or (isinstance(each, Tensor) and each.dim() == 2 and bool(each.bool().all())):
-            continue
-        sees = each[0, 0].bool() if each.dtype == torch.bool else each[0, 0] == 0
-        ahead = sees.triu(1).cpu()
-        if tower.spec.in_windows and kind == "full_attention" and torch.equal(ahead, causal):
-            continue  # of Gemma 4 Unified, `generate` says so, and a forward by itself says the other
-        if not torch.equal(ahead, behind.triu(1)):
-            raise _refused(tower, "tokens of its images see those behind them, which is not built")
+        expected = causal if tower.spec.in_windows and kind == "full_attention" else behind
+        if each is None or each.dim() == 2:
+            ahead, is_whole = causal, each is None or bool(each.bool().all())
+        else:
+            sees = each[0, 0].bool() if each.dtype == torch.bool else each[0, 0] == 0
+            ahead, is_whole = sees.triu(1).cpu(), True
+        if not is_whole or not torch.equal(ahead, expected):
+            raise _refused(tower, "which of its images' tokens see those behind them follows a rule that is not built")
 
 
 def _check_positions(

@@ -65,8 +65,6 @@ def describe(directory: Path) -> ModuleVisionSpec:
     see_one_another = architecture in _TWO_SIDED
     if architecture in _IN_WINDOWS:  # the smaller ones of them do not
         see_one_another = text_config_of(config).use_bidirectional_attention == "vision"
-    if see_one_another and architecture in _IN_WINDOWS:
-        raise CheckpointError("tokens of its images see those behind them in layers with a window: not served yet")
     return ModuleVisionSpec(
         directory=str(directory),
         architecture=architecture,
@@ -76,10 +74,10 @@ def describe(directory: Path) -> ModuleVisionSpec:
         deep=deep,
         num_parameters=sum(parameter.numel() for parameter in model.parameters()),
         least_tokens=max(1, min(counts)),
-        largest_tokens=max(counts),
+        largest_tokens=max(*counts, max(counts) - vectors + processor.most_vectors),
         elements=_STATES * elements,
         merge=int(getattr(vision, "spatial_merge_size", 2)) if positions else 0,
-        longest=vectors if see_one_another else 0,
+        longest=max(vectors, processor.most_vectors) if see_one_another else 0,
         in_windows=see_one_another and architecture in _IN_WINDOWS,
         video=_video_of(directory, config),
         **repeated._asdict(),
