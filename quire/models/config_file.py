@@ -43,6 +43,8 @@ class ConfigFile:
         if not isinstance(values, dict):
             raise CheckpointError(f"{file} holds no JSON object: download it again.")
         self._values: dict[str, Any] = values
+        if values.get("quantization_config") is None:
+            self._values["quantization_config"] = values.get("quantization") or _modelopt_settings(file.parent)
         self._names: Mapping[str, str | tuple[str, ...]] = {}
         self._defaults: Mapping[str, Any] = {}
 
@@ -167,6 +169,25 @@ class ConfigFile:
         if not isinstance(value, list) or not all(type(i) is int and 0 <= i < layers for i in value):
             raise self.wrong(key, f"must be a list of layer numbers below {layers}")
         return frozenset(value)
+
+
+def _modelopt_settings(directory: Path) -> dict[str, Any] | None:
+    """Return what hf_quant_config.json says, where older releases of ModelOpt write what newer ones write as
+    `quantization_config`; None: there is no such file.
+
+    Raises:
+        CheckpointError: The file cannot be read; without it, codes would be taken for weights.
+    """
+    file = directory / "hf_quant_config.json"
+    try:
+        settings = json.loads(file.read_text(encoding="utf-8"))["quantization"]
+        return {**settings, "quant_method": "modelopt"} if settings.get("quant_algo") else None  # else only the cache
+    except FileNotFoundError:
+        return None
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        raise CheckpointError(
+            f"{file} does not say how the weights are quantized ({error!r}): download it again."
+        ) from None
 
 
 def processor_settings(directory: Path, part: str) -> dict[str, Any]:

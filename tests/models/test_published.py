@@ -318,3 +318,15 @@ def test_quantized_bytes_without_files(name: str, size: int, tmp_path: Path) -> 
     config = PUBLISHED[name][0] | {"quantization_config": MXFP4, "torch_dtype": "bfloat16"}
     (tmp_path / "config.json").write_text(json.dumps(config))
     assert read_spec(tmp_path).weight_bytes("bfloat16") == pytest.approx(size, rel=0.005)
+
+
+def test_lists_of_modules_have_the_names_of_the_checkpoint(tmp_path: Path) -> None:
+    """Nemotron 3's say "backbone", where the model says "model": layer 5, of attention, stays dense in NVFP4."""
+    modelopt = {"quant_method": "modelopt", "quant_algo": "NVFP4", "ignore": ["backbone.layers.5.mixer*"]}
+    config = PUBLISHED["Nemotron-3-Nano-30B-A3B"][0] | {"quantization_config": modelopt, "torch_dtype": "bfloat16"}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    spec = read_spec(tmp_path)
+    assert spec.quantization is not None
+    formats = [spec.quantization.format_of(f"{spec.layer_name(number)}.mixer.q_proj") for number in (5, 12)]
+    assert formats[0] is None
+    assert formats[1] is not None

@@ -140,6 +140,26 @@ def test_broken_files_are_refused(text: str, tmp_path: Path) -> None:
         read_spec(tmp_path)
 
 
+def test_modelopt_may_say_in_a_file_of_its_own_what_is_quantized(tmp_path: Path) -> None:
+    directory = write(tmp_path)
+    file = directory / "hf_quant_config.json"
+    file.write_text('{"producer": {"name": "modelopt"}, "quantization": {"quant_algo": "FP8", "exclude_modules": []}}')
+    found = read_spec(directory).quantization
+    assert found is not None
+    assert (found.method, found.rules[0].format.name) == ("modelopt", "fp8 with scales by tensor")
+    file.write_text('{"quantization": {"quant_algo": null, "kv_cache_quant_algo": "FP8"}}')
+    assert read_spec(directory).quantization is None
+    for broken in ("{", "[]", '{"quantization": 3}'):
+        file.write_text(broken)
+        with pytest.raises(CheckpointError, match=r"hf_quant_config\.json does not say"):
+            read_spec(directory)
+
+
+def test_mlx_is_refused_by_name(tmp_path: Path) -> None:
+    with pytest.raises(CheckpointError, match=r"MLX's.*bf16 checkpoint"):
+        read_spec(write(tmp_path, quantization={"group_size": 64, "bits": 4}))
+
+
 def test_a_directory_without_config_is_told(tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match=r"no config\.json"):
         read_spec(tmp_path)

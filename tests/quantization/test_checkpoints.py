@@ -240,6 +240,16 @@ def test_what_is_not_served_is_refused_by_name(change: dict[str, Any], message: 
     assert "bf16 checkpoint" in refused.value.message
 
 
+@torch.inference_mode()
+def test_modules_may_have_formats_of_their_own(tmp_path: Path) -> None:
+    directory = make_llama(tmp_path / "model", **SHAPE)
+    names = [f"model.layers.{layer}.mlp.{part}_proj" for layer in range(2) for part in ("gate", "up", "down")]
+    layers = {name: {"quant_algo": "W4A16_NVFP4", "group_size": 16} for name in names}
+    config = {"quant_method": "modelopt", "quant_algo": "MIXED_PRECISION", "quantized_layers": layers}
+    dense = made.quantize(directory, config, partial(made.nvfp4, tool="modelopt"), lambda name: "mlp" in name)
+    assert error(logits_of(directory, TOKENS, torch.float32), dense) < 1e-5
+
+
 def test_stacked_modules_that_are_not_quantized_alike_are_refused(tmp_path: Path) -> None:
     directory = make_llama(tmp_path / "model", **SHAPE)
     config = gptq(4, 32, True) | {"modules_to_not_convert": ["k_proj"]}

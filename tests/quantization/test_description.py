@@ -11,7 +11,7 @@ import pytest
 from quire.cli.settings_fields import settings_of
 from quire.errors import CheckpointError, ConfigError
 from quire.foundation.config import Config
-from quire.models.quantization.formats import Format, Fp8Format, GroupFormat, Quantization, Rule
+from quire.models.quantization.formats import CodebookFormat, Format, Fp8Format, GroupFormat, Quantization, Rule
 from quire.models.quantization.parsers import AT_LOAD, PARSERS, read_quantization
 from quire.models.quantization.registry import SCHEMES
 
@@ -77,6 +77,9 @@ def test_help_and_error_list_the_same_methods() -> None:
         {"quant_method": "fp8", "weight_block_size": "ab"},
         {"quant_method": "fp8", "weight_block_size": [64, 64]},
         {"quant_method": "modelopt", "quant_algo": "W4A8_AWQ"},
+        {"quant_method": "modelopt", "quant_algo": "MIXED_PRECISION"},
+        {"quant_method": "modelopt", "quant_algo": "MIXED_PRECISION", "quantized_layers": {"a": {"quant_algo": "X"}}},
+        {"group_size": 64, "bits": 4},
     ],
 )
 def test_a_broken_description_is_a_refusal(described: object) -> None:
@@ -93,6 +96,34 @@ def test_rules_name_modules_patterns_or_all() -> None:
     assert found.format_of("model.layers.1.self_attn.q_proj") is None
     assert found.format_of("model.layers.1.self_attn.k_proj") == four
     assert found.format_of("lm_head") == four
+
+
+def test_modelopt_names_the_modules_of_each_format() -> None:
+    """As Qwen 3.6's NVFP4 checkpoints do: an entry is a module, or holds all experts of a layer."""
+    layers = {
+        "model.language_model.layers.3.self_attn.q_proj": {"quant_algo": "FP8"},
+        "model.language_model.layers.3.mlp.experts": {"quant_algo": "W4A16_NVFP4", "group_size": 16},
+        "lm_head": {"quant_algo": "NVFP4", "group_size": 16},
+    }
+    described = {"quant_algo": "MIXED_PRECISION", "quantized_layers": layers, "ignore": ["mtp*"]}
+    found = read_quantization(described, "modelopt")
+    assert found is not None
+    four = CodebookFormat("modelopt", "e2m1", 16)
+    assert found.format_of("model.layers.3.self_attn.q_proj") == Fp8Format("tensor", input_scale="input_scale")
+    assert found.format_of("model.layers.3.mlp.experts.17.down_proj") == found.format_of("lm_head") == four
+    for dense in ("model.layers.3.self_attn.q_proj_b", "model.layers.30.mlp.experts.0.down_proj", "model.layers.3.mlp"):
+        assert found.format_of(dense) is None
+
+
+@pytest.mark.parametrize("dense", ["backbone.layers.5.mixer.q_proj", "backbone.layers.5.mixer*"])
+def test_older_names_of_modules_are_the_models(dense: str) -> None:
+    """Nemotron 3's checkpoints say "backbone", the model "model"."""
+    found = read_quantization({"quant_method": "modelopt", "quant_algo": "NVFP4", "ignore": [dense]}, None)
+    assert found is not None
+    assert found.format_of("model.layers.5.mixer.q_proj") is not None
+    renamed = found.renamed((("backbone.", "model."),))
+    assert renamed.format_of("model.layers.5.mixer.q_proj") is None
+    assert renamed.format_of("model.layers.6.mixer.q_proj") is not None
 
 
 def test_the_documented_table_names_every_method_and_no_other() -> None:

@@ -122,6 +122,7 @@ WRAPPERS = (
     "Idefics2ForConditionalGeneration",
     "Idefics3ForConditionalGeneration",
     "InternVLForConditionalGeneration",
+    "KimiK25ForConditionalGeneration",
     "Lfm2VlForConditionalGeneration",
     "LightOnOcrForConditionalGeneration",
     "Llama4ForConditionalGeneration",
@@ -192,6 +193,7 @@ TEXT_MODELS: dict[str, TextModel] = {
     "gemma4_text": TextModel("Gemma4ForCausalLM", _sizes(2304, 9216, 30, 8, 4, 262144)),
     "gemma4_unified_text": TextModel("Gemma4UnifiedForCausalLM", _sizes(2304, 9216, 30, 8, 4, 262144)),
     "gpt_oss": TextModel("GptOssForCausalLM", _sizes(2880, 2880, 36, 64, 8, 201088)),
+    "kimi_k2": TextModel("DeepseekV3ForCausalLM", _sizes(7168, 18432, 61, 128, 128, 129280)),
     "lfm2": TextModel("Lfm2ForCausalLM", _sizes(2560, 12288, 32, 32, 8, 65536)),
     "llama": TextModel("LlamaForCausalLM", _sizes(4096, 11008, 32, 32, 32, 32000)),
     "llama4_text": TextModel(

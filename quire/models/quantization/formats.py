@@ -8,8 +8,8 @@ transformers' fine-grained fp8 and mxfp4, and NVIDIA's ModelOpt write.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 from quire.errors import CheckpointError
@@ -138,10 +138,23 @@ Format = Fp8Format | GroupFormat | Int8Format | CodebookFormat | GgufFormat
 
 @dataclass(frozen=True)
 class Rule:
-    """A format and its modules: names, `re:` and a pattern that a name begins with, or `Linear` for all."""
+    """A format and its modules.
+
+    Attributes:
+        targets: Names, `re:` and a pattern that a name begins with, or `Linear` for all.
+        format: The format of their weights.
+        modules: Names of modules, and of those that hold them, such as all experts of a layer; for thousands of them.
+    """
 
     targets: tuple[str, ...]
     format: Format
+    modules: frozenset[str] = frozenset()
+
+    def names(self, name: str) -> bool:
+        """Say whether the module of this name is one of the rule's."""
+        if any(_matches(target, name) for target in self.targets):
+            return True
+        return bool(self.modules) and any(name[: dot.start()] in self.modules for dot in re.finditer(r"\.|$", name))
 
 
 @dataclass(frozen=True)
@@ -160,13 +173,32 @@ class Quantization:
     ignored: tuple[str, ...] = ()
     head: bool = False
 
+    def renamed(self, older: Sequence[tuple[str, str]]) -> Quantization:
+        """Return the same with modules by the names that the model gives them.
+
+        Args:
+            older: Beginnings of names in some checkpoints, each with what it stands for.
+        """
+
+        def own(name: str) -> str:
+            for begin, standard in older:
+                for old, new in ((begin, standard), (f"re:{re.escape(begin)}", f"re:{re.escape(standard)}")):
+                    if name.startswith(old):
+                        return new + name[len(old) :]
+            return name
+
+        rules = (
+            Rule(tuple(map(own, rule.targets)), rule.format, frozenset(map(own, rule.modules))) for rule in self.rules
+        )
+        return replace(self, rules=tuple(rules), ignored=tuple(map(own, self.ignored)))
+
     def format_of(self, name: str) -> Format | None:
         """Of the weight of this module; None: dense."""
         if name.endswith("lm_head") and not self.head:
             return None
         if any(_matches(pattern, name) or f".{pattern}." in f".{name}." for pattern in self.ignored):
             return None
-        return next((r.format for r in self.rules if any(_matches(target, name) for target in r.targets)), None)
+        return next((rule.format for rule in self.rules if rule.names(name)), None)
 
     def format_of_all(self, names: tuple[str, ...]) -> Format | None:
         """The one format of modules whose weights are stacked.

@@ -23,6 +23,7 @@ from quire.models.quantization.formats import (
     listed,
     refused,
 )
+from quire.models.weights.safetensors_files import text_name
 
 _ALL = ("Linear",)
 _GROUPED_BITS = (4, 8)
@@ -77,8 +78,10 @@ def read_quantization(described: object, asked: str | None) -> Quantization | No
 def _parse(described: object) -> Quantization:
     if not isinstance(described, Mapping):
         raise refused(f"is {described!r}, it must be an object")
-    method = str(described.get("quant_method", "unknown")).lower()
+    method = str(described.get("quant_method", "modelopt" if "quant_algo" in described else "unknown")).lower()
     method = _ALIASES.get(method, method)
+    if method == "unknown" and described.keys() >= {"bits", "group_size"}:
+        raise refused("is MLX's, which only Apple's devices compute")
     if method not in PARSERS:
         raise refused(f"has quant_method '{method}', which is not supported: served are {', '.join(PARSERS)}")
     try:
@@ -114,19 +117,33 @@ def fp8(config: Mapping[str, Any]) -> Quantization:
 
 
 def modelopt(config: Mapping[str, Any]) -> Quantization:
-    """Read NVIDIA's ModelOpt: FP8 with one scale for the tensor and one for activations, or NVFP4, whose activations
-    stay dense here."""
+    """Read NVIDIA's ModelOpt: FP8 with one scale for the tensor and one for activations, NVFP4, whose activations stay
+    dense here, or MIXED_PRECISION, which names the modules of each (`quantized_layers`)."""
+    ignored = tuple(glob(name) for name in listed(config, "ignore", "exclude_modules"))
     algorithm = str(config.get("quant_algo", "")).upper()
+    if algorithm != "MIXED_PRECISION":
+        return Quantization("modelopt", (Rule(_ALL, _modelopt_format(algorithm)),), (*ignored, *_ROUTERS))
+    modules: dict[Format, set[str]] = {}
+    for name, layer in config["quantized_layers"].items():
+        form = _modelopt_format(str(layer.get("quant_algo", "")).upper())
+        modules.setdefault(form, set()).add(text_name(name) or name)
+    if not modules:
+        raise refused("quantizes no weights")
+    rules = tuple(Rule((), form, frozenset(names)) for form, names in modules.items())
+    return Quantization("modelopt", rules, (*ignored, *_ROUTERS), any("lm_head" in rule.modules for rule in rules))
+
+
+def _modelopt_format(algorithm: str) -> Format:
     forms: dict[str, Format] = {
         "FP8": Fp8Format("tensor", input_scale="input_scale"),
         "NVFP4": CodebookFormat("modelopt", "e2m1", 16),
+        "W4A16_NVFP4": CodebookFormat("modelopt", "e2m1", 16),
     }
     if algorithm not in forms:
         raise refused(
             f"is ModelOpt's {algorithm or 'without quant_algo'}, which is not supported: served are FP8 and NVFP4"
         )
-    ignored = tuple(glob(name) for name in listed(config, "ignore", "exclude_modules"))
-    return Quantization("modelopt", (Rule(_ALL, forms[algorithm]),), (*ignored, *_ROUTERS))
+    return forms[algorithm]
 
 
 def gptq(config: Mapping[str, Any]) -> Quantization:
