@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import select
 import signal
 import threading
 import time
@@ -66,10 +67,16 @@ def beside() -> Iterator[GrammarMasks]:
 
 
 def kill_process(source: GrammarMasks) -> None:
+    """Kill the process that follows grammars, and wait until it is gone."""
     maker = source._maker
     assert isinstance(maker, MaskProcess)
     assert maker._process is not None
-    os.kill(maker._process.pid, signal.SIGKILL)
+    fd = os.pidfd_open(maker._process.pid)
+    try:
+        signal.pidfd_send_signal(fd, signal.SIGKILL)
+        select.select([fd], [], [])
+    finally:
+        os.close(fd)
 
 
 def constrained(number: int, prompt: list[int], max_tokens: int, *, behind: str = "", **asked: Any) -> Add:
@@ -281,7 +288,6 @@ def test_a_lost_process_fails_what_it_followed_and_starts_again(beside: GrammarM
     while 1 not in engine.outcome.tokens:
         engine.step()
     kill_process(beside)
-    time.sleep(0.05)
     outcome = run(engine, [constrained(3, [6], 20, regex="[a-z]{5}")])
     assert outcome.ends[1].reason == "error"
     assert re.fullmatch("[a-z]{5}", text_of(outcome.tokens[3]))
@@ -301,7 +307,6 @@ def test_what_was_asked_of_a_lost_process_fails_though_another_runs_by_then(besi
     request: Any = types.SimpleNamespace(id=1, tokens=[5])
     beside.ask([request], {})
     kill_process(beside)
-    time.sleep(0.05)
     beside.prepare(constrained(2, [5], 20, regex="[a-z]{5}"))
     (lost,) = beside.bits()
     assert isinstance(lost, GenerationError)
