@@ -69,7 +69,8 @@ _CLIP = {"size": {"shortest_edge": 32}, "crop_size": {"height": 32, "width": 32}
 _SQUARE = {"size": {"height": 32, "width": 32}}
 _CLIP_VISION = {"image_size": 32, "patch_size": 8}
 _LLAVA = {"patch_size": 8, "vision_feature_select_strategy": "default", "num_additional_image_tokens": 1}
-_MINICPM = {"images": {"scale_resolution": 64, "patch_size": 8}, "vision": {"patch_size": 8, "image_size": 64},
+_MINICPM = {"images": {"scale_resolution": 64, "patch_size": 8},
+            "vision": {"patch_size": 8, "image_size": 64}, "config": {"insert_layer_id": 1},
             "text": _GATED}  # fmt: skip
 _PIXTRAL = {"images": {"size": {"longest_edge": 64}, "patch_size": 8}, "token": "[IMG]",
             "vision": {"patch_size": 8, "image_size": 64},
@@ -125,7 +126,7 @@ ROWS: dict[str, dict[str, Any]] = {
                                                "adapter_out_dim": 64, "patch_size": 8},
                              "audio_config": {"adapter_input_size": 64, "adapter_out_dim": 64}},
                    "text": {f"swa_{name}": size for name, size in _DOTS.items()} | {
-                       "shared_experts_intermediate_size": 48},
+                       "shared_experts_intermediate_size": 48, "index_topk": 16, "index_n_heads": 32},  # ties are rare
                    "token": "<|imgpad|>", "images": _GRID["images"] | {"temporal_patch_size": 1}},
     "fast_vlm": {"like": "llava", "processor": {"patch_size": 32, "vision_feature_select_strategy": "full",
                                                 "num_additional_image_tokens": 0},

@@ -40,7 +40,7 @@ _TOWER_FILES = (
     "video_preprocessor_config.json",
 )
 _SECONDS = 600
-_FORMAT = 6
+_FORMAT = 7
 """Changes with what a description says, or how it is found."""
 DEFAULT_MAX_MODEL_LEN = 2048
 """Longest sequence where config.json has no limit."""
