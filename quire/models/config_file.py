@@ -35,8 +35,9 @@ class ConfigFile:
         try:
             values = json.loads(file.read_text(encoding="utf-8"))
         except FileNotFoundError:
+            has = "only Mistral's params.json" if (file.parent / "params.json").exists() else "no config.json"
             raise CheckpointError(
-                f"{file.parent} has no config.json: give --model a directory in Hugging Face layout, or a hub id."
+                f"{file.parent} has {has}: give --model a directory in Hugging Face layout, or a hub id."
             ) from None
         except (OSError, ValueError, RecursionError) as error:
             raise CheckpointError(f"{file} cannot be read as JSON ({error}): download it again.") from None

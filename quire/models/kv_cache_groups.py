@@ -119,5 +119,8 @@ def _usual_kinds(fields: ConfigFile, family: Family, layers: int, asked: bool) -
     if family.windows == "from":
         first = fields.count("max_window_layers") if fields.get("max_window_layers") else 0
         return tuple(asked and layer >= first for layer in range(layers))
+    letters = fields.get("sliding_window_pattern")  # EXAONE 4's LLLG: local layers, and a global one
+    if isinstance(letters, str) and letters and set(letters) <= {"L", "G"}:
+        return tuple(letters[layer % len(letters)] == "L" for layer in range(layers))
     pattern = fields.count("sliding_window_pattern")
     return tuple((layer + 1) % pattern != 0 for layer in range(layers))

@@ -509,6 +509,7 @@ def _text_architecture(fields: ConfigFile) -> str:
 
 _ONLY: Mapping[str, tuple[object, ...]] = {
     "add_cross_attention": (False,),
+    "llama_4_scaling": (),  # Mistral Large 3's; others have it in rope_parameters
 }
 """Keys of config.json that are refused in every family unless they are absent or have one of these values."""
 

@@ -74,6 +74,19 @@ PUBLISHED: dict[str, tuple[dict[str, Any], int, int, list[int | None]]] = {
               rope_local_base_freq=10000, rope_theta=1000000, rope_scaling=None, eos_token_id=[1, 106], **GEMMA),
         999_885_952, 32768, [512] * 6 + [None],
     ),
+    "Gemma-3-4B, text": (
+        {"architectures": ["Gemma3ForConditionalGeneration"], "text_config": {
+            "model_type": "gemma3_text", "hidden_size": 2560, "intermediate_size": 10240, "num_hidden_layers": 34,
+            "vocab_size": 262208, "rope_scaling": {"factor": 8.0, "rope_type": "linear"}, "sliding_window": 1024}},
+        3_880_263_168, 131072, [1024] * 6 + [None],
+    ),
+    "EXAONE-4.0-32B": (
+        shape("Exaone4ForCausalLM", 102400, 5120, 27392, 64, 40, 8, 131072, head_dim=128, sliding_window=4096,
+              sliding_window_pattern="LLLG", rope_theta=1e6, tie_word_embeddings=False,
+              rope_scaling={"rope_type": "llama3", "factor": 16.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
+                            "original_max_position_embeddings": 8192}),
+        32_003_216_384, 131072, [4096] * 3 + [None],
+    ),
     "Gemma-4-E4B": (
         shape("Gemma4ForCausalLM", 262144, 2560, 10240, 42, 8, 2, 131072, num_kv_shared_layers=18, **GEMMA4),
         7_463_013_418, 131072, [512] * 5 + [None] * 2,

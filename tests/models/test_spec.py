@@ -112,6 +112,7 @@ def test_old_spellings(tmp_path: Path) -> None:
         ({"layer_types": 7}, "'layer_types'"),
         ({"dtype": "float8_e4m3fn"}, "'dtype'.*float8_e4m3fn"),
         ({"dtype": 5}, "'dtype'"),
+        ({"llama_4_scaling": {"beta": 0.1}}, "'llama_4_scaling'.*not supported"),
         ({"vocab_size": None}, "'vocab_size'"),
         ({"vocab_size": 0}, "'vocab_size'.*positive"),
         ({"hidden_size": 1.5}, "'hidden_size'"),
@@ -162,6 +163,9 @@ def test_mlx_is_refused_by_name(tmp_path: Path) -> None:
 
 def test_a_directory_without_config_is_told(tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match=r"no config\.json"):
+        read_spec(tmp_path)
+    (tmp_path / "params.json").write_text("{}")
+    with pytest.raises(CheckpointError, match=r"only Mistral's params\.json.*Hugging Face layout"):
         read_spec(tmp_path)
 
 

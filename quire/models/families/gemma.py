@@ -17,6 +17,11 @@ def _scaled_embedding(fields: ConfigFile, spec: ModelSpec) -> ModelSpec:
     return replace(spec, embedding_scale=spec.hidden**0.5)
 
 
+def _third(fields: ConfigFile, spec: ModelSpec) -> ModelSpec:
+    """Return the model with as many positions as the file says: scaled ones are among them already."""
+    return replace(_scaled_embedding(fields, spec), max_model_len=fields.count("max_position_embeddings"))
+
+
 AROUND = ("input_layernorm", "post_attention_layernorm", "pre_feedforward_layernorm", "post_feedforward_layernorm")
 """Names of a layer's norms around attention and MLP."""
 _GEMMA: dict[str, Any] = {
@@ -64,7 +69,7 @@ FAMILIES: dict[str, Family] = {
         defaults=_GEMMA2,
     ),
     "Gemma3ForCausalLM": Family(
-        **_GEMMA,
+        **_GEMMA | {"read_model": _third},
         mixer={"qk_norm": QKNormSpec()},
         local_rope=True,
         only={"attn_logit_softcapping": ()},
