@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator
 from typing import Any
 
@@ -52,7 +53,8 @@ def test_texts_are_compared_and_ordered(browser: Any, encoder: QuireServe) -> No
         page.fill("#other-texts", "abc " * 600)
         page.click("#compare")
         visitor.wait_for("!document.querySelector('#texts-problem').hidden")
-        assert "512" in page.inner_text("#texts-problem")
+        problem = page.inner_text("#texts-problem")
+        assert re.fullmatch(r"A text has [\d,]+ tokens: the model reads 512\. Shorten it\.", problem), problem
         page.fill("#other-texts", "abc de")
         page.press("#other-texts", "Tab")
         page.keyboard.press("Enter")

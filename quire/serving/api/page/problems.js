@@ -8,18 +8,19 @@ const BY_STATUS = {
   503: error => `The server takes no requests now: ${error.message}`,
 };
 
-// The fields of an answer that say it.
-export function problemOf(error, key) {
+// The fields of an answer that say it; isText: a text was sent that gets no answer.
+export function problemOf(error, key, isText = false) {
   if (error.status === undefined) return { problem: "The connection was lost before the answer was complete. What came until then is kept." };
-  if (error.code === TOO_LONG) return { problem: tooLong(error.message), isTooLong: true };
+  if (error.code === TOO_LONG) return { problem: tooLong(error.message, isText), isTooLong: true };
   const words = (BY_STATUS[error.status] ?? (() => error.message))(error, key);
   return { problem: words + (error.retryAfter ? ` Try again in ${error.retryAfter} s.` : "") };
 }
 
-function tooLong(message) {
+function tooLong(message, isText) {
   const found = /has (?:at least )?(\d+) tokens(.*); the maximum context length is (\d+)/.exec(message);
   if (!found) return message;
   const [, has, more, longest] = found, number = text => Number(text).toLocaleString("en");
+  if (isText) return `A text has ${number(has)} tokens: the model reads ${number(longest)}. Shorten it.`;
   const asked = /is (\d+)/.exec(more)?.[1];
   return `The conversation has ${number(has)} tokens${asked ? ` and max tokens is ${number(asked)}` : ""}: the model reads and writes ${number(longest)} altogether.`;
 }

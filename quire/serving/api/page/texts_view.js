@@ -41,7 +41,7 @@ export class TextsView {
       if (own.signal.aborted) return;
       byId("scores").replaceChildren();
       byId("texts-figures").textContent = "";
-      byId("texts-problem").textContent = problemOf(error, this.server.key).problem;
+      byId("texts-problem").textContent = problemOf(error, this.server.key, true).problem;
       byId("texts-problem").hidden = false;
     }
   }
