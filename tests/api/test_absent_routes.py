@@ -47,6 +47,7 @@ def test_every_route_that_settings_add_says_which(tmp_path: Path) -> None:
         ({"enable_lora": True}, "/v1/load_lora_adapter", ("--api-key", "VLLM_ALLOW_RUNTIME_LORA_UPDATING=1")),
         ({"api_key": (KEY,)}, "/v1/load_lora_adapter", ("--enable-lora",)),
         ({}, "/generative_scoring", ("/generative_scoring is not served yet",)),
+        ({}, "/sleep", ("/sleep is not served yet", "POST /admin/model")),
         ({"root_path": "/x"}, "/x/v1/realtime", ("/v1/realtime is not served yet",)),
     ],
 )

@@ -31,7 +31,7 @@ _DETAILS = {"thread": {"error_code": "thread_unsupported_request", "unsupported"
 """Details of errors about a field: with these Anthropic's SDKs send the conversation without it."""
 _WRONG_METHOD = "This route does not take this method. GET /docs lists all routes."
 UNKNOWN = "There is no such route. GET /docs lists all of them."
-_NOT_SERVED = "{path} is not served yet: this server works on text. GET /docs lists all routes."
+_NOT_SERVED = "{path} is not served yet: this server answers in text. GET /docs lists all routes."
 _OPERATORS = "{path} is there with --api-key, or in developer mode (VLLM_SERVER_DEV_MODE=1) only."
 _ADAPTERS = (
     "{path} is there with --enable-lora and one of --api-key, VLLM_ALLOW_RUNTIME_LORA_UPDATING=1 and developer mode "
@@ -47,10 +47,20 @@ _REASONS = {
         "/v1/moderations", "/generative_scoring", "/v1/audio/speech", "/v1/images/generations", "/v1/images/edits",
         "/v1/realtime",
     ),
-    "{path} is not served yet. GET /docs lists all routes.": (
-        "/sleep", "/wake_up", "/is_sleeping", "/start_profile", "/stop_profile", "/abort_requests", "/collective_rpc",
-        "/reset_mm_cache", "/reset_encoder_cache", "/scale_elastic_ep", "/update_weights",
-        "/init_weight_transfer_engine",
+    "{path} is not served yet: end the server to free a GPU, or serve another model with POST /admin/model.": (
+        "/sleep", "/wake_up", "/is_sleeping",
+    ),
+    "{path} is not served yet: POST /admin/model serves a directory with other weights.": (
+        "/update_weights", "/init_weight_transfer_engine",
+    ),
+    "{path} is not served: quire bench measures kernels and steps.": ("/start_profile", "/stop_profile"),
+    "{path} is not served: a request ends when its client closes the connection.": ("/abort_requests",),
+    "{path} is not served: engines run none but their own code.": ("/collective_rpc",),
+    "{path} is not served: an image with other settings never has the vectors of an earlier one. Leave it out.": (
+        "/reset_mm_cache", "/reset_encoder_cache",
+    ),
+    "{path} is not served: the number of engines is chosen at the start (--data-parallel-size).": (
+        "/scale_elastic_ep",
     ),
     "{path} is not served: the model is chosen at the start. POST /admin/model serves another one.": (
         "/api/pull", "/api/push", "/api/create", "/api/copy", "/api/delete",
