@@ -229,17 +229,15 @@ def _like_deepseek(own: Keys, config: Keys) -> dict[str, Any]:
         "norm_topk_prob": own.get("expert_weights_norm"),
         "n_group": own.get("expert_group_count"),
         "topk_group": own.get("expert_group_used_count"),
-        "num_nextn_predict_layers": 0,
     }
 
 
 def _glm4moe(own: Keys, config: Keys) -> dict[str, Any]:
-    return _like_deepseek(own, config) | {"use_qk_norm": config["qk_norm"]}
+    return _like_deepseek(own, config) | {"use_qk_norm": config["qk_norm"], "num_nextn_predict_layers": 0}
 
 
 def _dots1(own: Keys, config: Keys) -> dict[str, Any]:
-    found = _like_deepseek(own, config) | {"use_sliding_window": False}
-    return {key: value for key, value in found.items() if key != "num_nextn_predict_layers"}
+    return _like_deepseek(own, config) | {"use_sliding_window": False}
 
 
 def _softmax_experts(own: Keys, config: Keys) -> dict[str, Any]:
